@@ -37,9 +37,17 @@ constexpr WeightType WeightTypeOf(DType dtype) {
 
 // One value for each way to keep K and V; scales are in the tile. Only the backend that writes and
 // reads a tile knows its bytes.
-enum class KvType : uint8_t { kF32, kBF16 };
+enum class KvType : uint8_t {
+  kF32,
+  kBF16,
+  kInt8,    // a scale a token of a KV head (docs/numerics.md)
+  kInt8G8,  // a scale each 8 numbers of a token
+};
 
-constexpr const char* NameOf(KvType type) { return type == KvType::kF32 ? "f32" : "bf16"; }
+constexpr const char* NameOf(KvType type) {
+  constexpr const char* kNames[] = {"f32", "bf16", "int8", "int8g8"};
+  return kNames[static_cast<int>(type)];
+}
 constexpr KvType KvTypeOf(DType dtype) {
   return dtype == DType::kF32 ? KvType::kF32 : KvType::kBF16;
 }

@@ -1,12 +1,8 @@
-// KV writes and attention over any policy (kernels/api/attention.h). Included once per instruction
-// set.
-//
-// A tile of B tokens is B / 16 sub-tiles, each a small weight panel of the micro kernel:
-//   K: [D / P][16 tokens][P]   scores: outputs are tokens, units run over D
-//   V: [16 / P][D'][P]         outputs: outputs are the D numbers, units run over tokens
-// P inputs a unit, D' = D rounded up to 16 (lanes past D hold zeros; K uses D' for its size too).
+// KV writes and attention over any way to keep KV (kernels/api/attention.h, kv_tiles.h). Included
+// once per instruction set.
 
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kv_tiles.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/micro_kernel.h"
 
@@ -17,11 +13,16 @@ namespace {
 alignas(64) constexpr float kZeros[kKvSubTileTokens * kMaxAttentionHeadDim] = {};
 
 // kMaxRows rows share the loads of K and V; kSums sums fit the registers.
-template <typename Policy, typename Element, DType kDType, int kMaxRows, int kSums>
+template <typename Tile, DType kDType, int kMaxRows, int kSums>
 struct Attention {
+  using Key = Tile::Key;
+  using Value = Tile::Value;
+  using Element = std::conditional_t<kDType == DType::kF32, float, uint16_t>;  // of queries
   static constexpr int kSub = kKvSubTileTokens;
   static constexpr int kSubTiles = kAttentionTileTokens / kSub;
-  static constexpr int kP = Policy::kPerUnit;
+  static constexpr int kP = Tile::kP;  // Inputs a unit, of both products.
+  static constexpr int kRowUnitBytes = Key::kRowUnitBytes;
+  static constexpr bool kHasNarrowRows = kRowUnitBytes == 2 * kP;
   // Vectors of outputs summed at a time.
   template <int kRows>
   static constexpr int kVectorsOf = kSums / kRows >= kSubTiles ? kSubTiles
@@ -30,22 +31,32 @@ struct Attention {
   // The second-level cache: on Zen 4 decode attention reads a quarter more by it than by the first
   // (kernels/README.md).
   static constexpr int kFetchedInto = 2;
-  static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * Policy::kRowUnitBytes;
+  template <int kRows>
+  static constexpr int kMostTaskRows =
+      kRows > kMaxAttentionTaskRows ? kRows : kMaxAttentionTaskRows / kRows* kRows;
+  static constexpr int kMaxUnitBytes =
+      kMaxAttentionHeadDim / kLanes * Value::kWeightVectorBytes;  // A unit of V.
+  static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * kRowUnitBytes;
 
-  static size_t SubTileBytes(int head_dim) {
-    return static_cast<size_t>(kSub) * AttentionAccumulatorStride(head_dim) * sizeof(Element);
-  }
   static size_t TileBytes(const KvTileShape& shape) {
-    return SubTileBytes(shape.head_dim) * (shape.block_tokens / kSub);
+    return Tile::SubTileBytes(shape.head_dim) * (shape.block_tokens / kSub);
   }
 
   static std::byte* SubTile(const HostKvLayerView& kv, int64_t block, int64_t offset, int tile) {
     return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
            static_cast<size_t>(tile) * kv.tile_bytes +
-           static_cast<size_t>(offset / kSub) * SubTileBytes(kv.shape.head_dim);
+           static_cast<size_t>(offset / kSub) * Tile::SubTileBytes(kv.shape.head_dim);
   }
 
   // ---- writing ----
+
+  static float Widen(Element x) {
+    if constexpr (sizeof(Element) == 4) {
+      return x;
+    } else {
+      return ToFloat(Bfloat16{x});
+    }
+  }
 
   static Element Narrow(float x) {
     if constexpr (sizeof(Element) == 4) {
@@ -89,7 +100,6 @@ struct Attention {
   static void RotaryKvWrite(const HostRotaryKvWriteArgs& args, int64_t begin, int64_t end) {
     const HostKvLayerView& kv = args.kv;
     const int head_dim = kv.shape.head_dim;
-    const int padded = AttentionAccumulatorStride(head_dim);
     float normed[kMaxAttentionHeadDim];
     float rotated[kMaxAttentionHeadDim];
     const auto norm = [&](const float* head, const float* weight) {
@@ -112,15 +122,9 @@ struct Attention {
       for (int g = 0; g < kv.num_kv_heads; ++g) {
         const int64_t from = t * args.input_stride + int64_t{g} * head_dim;
         Rotate(norm(args.key + from, args.key_norm), cos, sin, head_dim, rotated);
-        Element* k = reinterpret_cast<Element*>(SubTile(kv, block, offset, g));
-        for (int d = 0; d < head_dim; ++d) {
-          k[(d / kP * kSub + token) * kP + d % kP] = Narrow(rotated[d]);
-        }
-        Element* v = reinterpret_cast<Element*>(SubTile(kv, block, offset, kv.num_kv_heads + g));
-        for (int d = 0; d < padded; ++d) {
-          v[(token / kP * padded + d) * kP + token % kP] =
-              Narrow(d < head_dim ? args.value[from + d] : 0.0f);
-        }
+        Tile::WriteKey(rotated, head_dim, token, SubTile(kv, block, offset, g));
+        Tile::WriteValue(args.value + from, head_dim, token,
+                         SubTile(kv, block, offset, kv.num_kv_heads + g));
       }
     }
   }
@@ -135,29 +139,31 @@ struct Attention {
   // Sub-tiles without a position in [first_visible, num_visible) point at the nearest one with
   // some: their scores are masked, and V is added not at all behind it. Before it V is added times
   // zero, and is zeros: the nearest one may have slots that were never written.
-  static Tiles FindTiles(const AttentionTask& task, int64_t tile_begin, int64_t first_visible,
-                         int64_t num_visible) {
+  static Tiles FindTiles(const AttentionTask& task, int kv_head, int64_t tile_begin,
+                         int64_t first_visible, int64_t num_visible) {
     const int64_t first = first_visible > tile_begin ? first_visible / kSub * kSub : tile_begin;
     const int64_t last = (num_visible - 1) / kSub * kSub;
     Tiles tiles;
     for (int i = 0; i < kSubTiles; ++i) {
       const int64_t begin = tile_begin + i * kSub;
       const int64_t position = begin < first ? first : begin > last ? last : begin;
-      const int64_t block = task.blocks[position / task.kv->shape.block_tokens];
-      const int64_t offset = position % task.kv->shape.block_tokens;
-      tiles.k[i] = SubTile(*task.kv, block, offset, task.kv_head);
+      const auto block_tokens = static_cast<uint32_t>(task.kv->shape.block_tokens);
+      const int64_t block = task.blocks[static_cast<uint32_t>(position) / block_tokens];
+      const int64_t offset = static_cast<uint32_t>(position) % block_tokens;
+      tiles.k[i] = SubTile(*task.kv, block, offset, kv_head);
       tiles.v[i] = begin < first
                        ? reinterpret_cast<const std::byte*>(kZeros)
-                       : SubTile(*task.kv, block, offset, task.kv->num_kv_heads + task.kv_head);
+                       : SubTile(*task.kv, block, offset, task.kv->num_kv_heads + kv_head);
     }
     return tiles;
   }
 
+  // Rows of one KV head.
   template <int kRows>
   struct RowState {
     AttentionPartial* partials;
     float* accumulators;
-    alignas(64) std::byte queries[kMaxAttentionHeadDim / kP * kRows * Policy::kRowUnitBytes];
+    const std::byte* queries;
     alignas(64) float scores[kRows][kAttentionTileTokens];
     alignas(64) std::byte weights[kRows * kWeightRowBytes];
     float rescale[kRows];
@@ -176,32 +182,45 @@ struct Attention {
         w[v] = tiles.k[first + v];
         prefetch[v] = tiles.v[first + v];
       }
-      AccumulateUnits<Policy, kRows, kVectors, kFetchedInto>(
-          state->queries, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w,
-          Policy::kWeightVectorBytes, prefetch, Policy::kWeightVectorBytes, head_dim / kP, acc);
+      AccumulateUnits<Key, kRows, kVectors, kFetchedInto>(
+          state->queries, kRows * kRowUnitBytes, kRowUnitBytes, w, Key::kWeightVectorBytes,
+          prefetch, Key::kWeightVectorBytes, (head_dim + kP - 1) / kP, acc);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
+          if constexpr (Tile::kHasTokenScales) {
+            acc[r][v] = acc[r][v] * TokenScales(tiles.k[first + v], head_dim);
+          }
           StoreF32(state->scores[r] + (first + v) * kLanes, acc[r][v]);
         }
       }
     }
   }
 
+  static F32x16 TokenScales(const std::byte* sub_tile, int head_dim) {
+    return LoadF32(Tile::TokenScales(sub_tile, AttentionAccumulatorStride(head_dim)));
+  }
+
   // Rounds a row's 16 softmax weights to the compute type and stores them as the micro kernel reads
-  // rows. What multiplies V is what is summed.
-  static F32x16 StoreWeights(F32x16 x, std::byte* to) {
+  // rows. What multiplies V is what is summed, but for tokens with scales: those are in what
+  // multiplies V, unless a weight is zero. Then a slot may hold anything.
+  static F32x16 StoreWeights(F32x16 x, const std::byte* values, int head_dim, std::byte* to) {
+    F32x16 summed = x;
+    if constexpr (Tile::kHasTokenScales) {
+      const I32x16 is_used = SignedOf(BitsOf(x) & 0x7FFFFFFFu) > 0;
+      x = Select(is_used, x * TokenScales(values, head_dim), Splat(0.0f));
+    }
     if constexpr (kDType == DType::kBF16) {
       const U16x16 narrow = NarrowNormalBf16(x);
       x = WidenBf16(narrow);
-      if constexpr (Policy::kRowUnitBytes / kP == 2) {
-        StoreU16(reinterpret_cast<uint16_t*>(to), narrow);
-        return x;
-      }
+      if constexpr (!Tile::kHasTokenScales) summed = x;
+      if constexpr (kHasNarrowRows) StoreU16(reinterpret_cast<uint16_t*>(to), narrow);
     }
-    StoreF32(reinterpret_cast<float*>(to), Policy::kPhases == 2 ? SwapPairs(x) : x);
-    return x;
+    if constexpr (!kHasNarrowRows) {
+      StoreF32(reinterpret_cast<float*>(to), Value::InputOf(0) == 1 ? SwapPairs(x) : x);
+    }
+    return summed;
   }
 
   // Scaled and capped scores of `num_rows` rows. It is apart, so that layers without a cap have a
@@ -216,8 +235,9 @@ struct Attention {
   // From scores to weights exp(score − max), the new maximum and sum; positions [hidden, visible)
   // of the tile are seen.
   static void Softmax(float* scores, float softmax_scale, int64_t hidden, int64_t visible,
-                      AttentionPartial* partial, float* rescale, std::byte* weights) {
-    constexpr int kWeightVector = kLanes / kP * Policy::kRowUnitBytes;
+                      const Tiles& tiles, int head_dim, AttentionPartial* partial, float* rescale,
+                      std::byte* weights) {
+    constexpr int kWeightVector = kLanes / kP * kRowUnitBytes;
     const F32x16 minus_infinity = Splat(-__builtin_inff());
     const I32x16 lane = LaneNumbers();
     F32x16 s[kSubTiles];
@@ -244,7 +264,8 @@ struct Attention {
     *rescale = Exp(partial->max - max);
     F32x16 sums = {};
     for (int i = 0; i < kSubTiles; ++i) {
-      sums = sums + StoreWeights(ExpOf(s[i] - max), weights + i * kWeightVector);
+      sums =
+          sums + StoreWeights(ExpOf(s[i] - max), tiles.v[i], head_dim, weights + i * kWeightVector);
     }
     partial->max = max;
     partial->sum = partial->sum * *rescale + SumOf(sums);
@@ -253,7 +274,7 @@ struct Attention {
   // accumulators[.., kCount vectors from `first`] = rescaled + weights · V.
   template <int kRows, int kCount>
   static void AddValues(const Tiles& tiles, const Tiles& next, int tokens,
-                        const std::byte* last_pair, int first, int padded, RowState<kRows>* state) {
+                        const std::byte* last_unit, int first, int padded, RowState<kRows>* state) {
     F32x16 acc[kRows][kCount];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -263,25 +284,26 @@ struct Attention {
             LoadF32(state->accumulators + r * padded + (first + v) * kLanes) * state->rescale[r];
       }
     }
-    const int64_t unit_stride = int64_t{padded} / kLanes * Policy::kWeightVectorBytes;
+    const int64_t unit_stride = int64_t{padded} / kLanes * Value::kWeightVectorBytes;
     const std::byte* w[kCount];
     const std::byte* prefetch[kCount];
     const auto add = [&](const std::byte* v_units, const std::byte* next_units, int first_unit,
                          int units) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
-        w[v] = v_units + (first + v) * Policy::kWeightVectorBytes;
-        prefetch[v] = next_units + (first + v) * Policy::kWeightVectorBytes;
+        w[v] = v_units + (first + v) * Value::kWeightVectorBytes;
+        prefetch[v] = next_units + (first + v) * Value::kWeightVectorBytes;
       }
-      AccumulateUnits<Policy, kRows, kCount, kFetchedInto>(
-          state->weights + first_unit * Policy::kRowUnitBytes, Policy::kRowUnitBytes,
-          kWeightRowBytes, w, unit_stride, prefetch, unit_stride, units, acc);
+      AccumulateUnits<Value, kRows, kCount, kFetchedInto>(
+          state->weights + first_unit * kRowUnitBytes, kRowUnitBytes, kWeightRowBytes, w,
+          unit_stride, prefetch, unit_stride, units, acc);
     };
     for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
-      add(tiles.v[i], next.k[i], i * (kSub / kP), here / kP);
+      const int units = last_unit == nullptr ? (here + kP - 1) / kP : here / kP;
+      add(tiles.v[i], next.k[i], i * (kSub / kP), units);
     }
-    if (last_pair != nullptr) add(last_pair, last_pair, tokens / kP, 1);
+    if (last_unit != nullptr) add(last_unit, last_unit, tokens / kP, 1);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -293,31 +315,80 @@ struct Attention {
 
   template <int kRows, int kCount>
   static void AddAllValues(const Tiles& tiles, const Tiles& next, int tokens,
-                           const std::byte* last_pair, int first, int padded,
+                           const std::byte* last_unit, int first, int padded,
                            RowState<kRows>* state) {
     for (; first + kCount <= padded / kLanes; first += kCount) {
-      AddValues<kRows, kCount>(tiles, next, tokens, last_pair, first, padded, state);
+      AddValues<kRows, kCount>(tiles, next, tokens, last_unit, first, padded, state);
     }
     if constexpr (kCount > 1) {
-      AddAllValues<kRows, kCount / 2>(tiles, next, tokens, last_pair, first, padded, state);
+      AddAllValues<kRows, kCount / 2>(tiles, next, tokens, last_unit, first, padded, state);
     }
   }
 
+  // [unit][row]; inputs past D are zeros.
+  template <int kRows>
+  static void PackQueries(const void* const* queries, int head_dim, std::byte* packed) {
+    const int units = (head_dim + kP - 1) / kP;
+    for (int r = 0; r < kRows; ++r) {
+      const auto* const query = static_cast<const Element*>(queries[r]);
+      for (int d = 0; d < units * kP; ++d) {
+        std::byte* const to = packed + (d / kP * kRows + r) * kRowUnitBytes;
+        const Element x = d < head_dim ? query[d] : Element{0};
+        if constexpr (kHasNarrowRows) {
+          std::memcpy(to + d % kP * 2, &x, 2);
+        } else {
+          const float wide = Widen(x);
+          std::memcpy(to + Key::InputOf(d % kP) * 4, &wide, 4);
+        }
+      }
+    }
+  }
+
+  // Adds a tile of one KV head; meanwhile `next` is fetched.
+  template <int kRows>
+  static void AddTile(const AttentionTask& task, int64_t tile, const Tiles& tiles,
+                      const Tiles& next, RowState<kRows>* state) {
+    const int head_dim = task.kv->shape.head_dim;
+    const int padded = AttentionAccumulatorStride(head_dim);
+    const bool has_cap = task.score_cap != 0.0f;
+    Scores<kRows>(tiles, head_dim, state);
+    if (has_cap) CapScores(task, kRows, state->scores[0]);
+    for (int r = 0; r < kRows; ++r) {
+      Softmax(state->scores[r], has_cap ? 1.0f : task.softmax_scale,  // CapScores scales, too.
+              FirstVisible(task.num_visible[r], task.window) - tile, task.num_visible[r] - tile,
+              tiles, head_dim, &state->partials[r], &state->rescale[r],
+              state->weights + r * kWeightRowBytes);
+    }
+    const int64_t left = task.num_visible[kRows - 1] - tile;
+    const int tokens = left < kAttentionTileTokens ? static_cast<int>(left) : kAttentionTileTokens;
+    alignas(64) std::byte unit[Tile::kClearsLastUnit ? kMaxUnitBytes : 1];
+    const std::byte* last_unit = nullptr;
+    if constexpr (Tile::kClearsLastUnit) {
+      if (tokens % kP != 0) {
+        const int unit_bytes = padded / kLanes * Value::kWeightVectorBytes;
+        std::memcpy(unit, tiles.v[tokens / kSub] + tokens % kSub / kP * unit_bytes, unit_bytes);
+        Tile::ClearUnit(tokens % kP, padded, unit);
+        last_unit = unit;
+      }
+    }
+    AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, tokens, last_unit, 0, padded, state);
+  }
+
+  // Tile by tile, and of each the KV heads one after the other, as they lie in memory: pieces of a
+  // few KiB, each of them from another place, are read at half of the speed.
   template <int kRows>
   static void SegmentOfRows(const AttentionTask& task, int64_t segment_begin,
                             AttentionPartial* partials, float* accumulators) {
     const int head_dim = task.kv->shape.head_dim;
     const int padded = AttentionAccumulatorStride(head_dim);
-    RowState<kRows> state;
-    state.partials = partials;
-    state.accumulators = accumulators;
-    PackUnits<Policy, Element>(
-        kRows, head_dim, [&](int r) { return static_cast<const Element*>(task.queries[r]); },
-        state.queries);
-    for (int r = 0; r < kRows; ++r) partials[r] = {-__builtin_inff(), 0.0f};
-    std::memset(accumulators, 0, sizeof(float) * kRows * padded);
-    const float scale =
-        task.score_cap == 0.0f ? task.softmax_scale : 1.0f;  // CapScores scales, too
+    const int num_heads = task.num_kv_heads;
+    alignas(64) std::byte queries[kMaxAttentionHeadDim / kP * kRowUnitBytes * kMostTaskRows<kRows>];
+    const int query_bytes = (head_dim + kP - 1) / kP * kRows * kRowUnitBytes;
+    for (int h = 0; h < num_heads; ++h) {
+      PackQueries<kRows>(task.queries + h * kRows, head_dim, queries + h * query_bytes);
+    }
+    for (int r = 0; r < num_heads * kRows; ++r) partials[r] = {-__builtin_inff(), 0.0f};
+    std::memset(accumulators, 0, sizeof(float) * num_heads * kRows * padded);
     const int64_t first_visible = FirstVisible(task.num_visible[0], task.window);  // the least
     const int64_t num_visible = task.num_visible[kRows - 1];                       // the most
     const int64_t segment_end = segment_begin + kAttentionSegmentTokens < num_visible
@@ -326,34 +397,22 @@ struct Attention {
     const int64_t first_tile = first_visible > segment_begin
                                    ? first_visible / kAttentionTileTokens * kAttentionTileTokens
                                    : segment_begin;
-    Tiles next = FindTiles(task, first_tile, first_visible, num_visible);
+    RowState<kRows> state;
+    Tiles next = FindTiles(task, task.first_kv_head, first_tile, first_visible, num_visible);
     for (int64_t tile = first_tile; tile < segment_end; tile += kAttentionTileTokens) {
-      const Tiles tiles = next;
-      if (tile + kAttentionTileTokens < segment_end) {
-        next = FindTiles(task, tile + kAttentionTileTokens, first_visible, num_visible);
+      for (int h = 0; h < num_heads; ++h) {
+        const Tiles tiles = next;
+        if (h + 1 < num_heads) {
+          next = FindTiles(task, task.first_kv_head + h + 1, tile, first_visible, num_visible);
+        } else if (tile + kAttentionTileTokens < segment_end) {
+          next = FindTiles(task, task.first_kv_head, tile + kAttentionTileTokens, first_visible,
+                           num_visible);
+        }
+        state.partials = partials + h * kRows;
+        state.accumulators = accumulators + h * kRows * padded;
+        state.queries = queries + h * query_bytes;
+        AddTile<kRows>(task, tile, tiles, next, &state);
       }
-      Scores<kRows>(tiles, head_dim, &state);
-      if (task.score_cap != 0.0f) CapScores(task, kRows, state.scores[0]);
-      for (int r = 0; r < kRows; ++r) {
-        Softmax(state.scores[r], scale, FirstVisible(task.num_visible[r], task.window) - tile,
-                task.num_visible[r] - tile, &partials[r], &state.rescale[r],
-                state.weights + r * kWeightRowBytes);
-      }
-      const int tokens = num_visible - tile < kAttentionTileTokens
-                             ? static_cast<int>(num_visible - tile)
-                             : kAttentionTileTokens;
-      // An odd last token shares its units with a slot that was never written, or is stale: even
-      // times zero it could make a NaN, so it is replaced by zeros.
-      alignas(64) uint16_t pairs[kP == 2 ? 2 * kMaxAttentionHeadDim : 1];
-      const std::byte* last_pair = nullptr;
-      if (kP == 2 && tokens % 2 == 1) {
-        const int last = tokens - 1;
-        const std::byte* units = tiles.v[last / kSub] + last % kSub / 2 * padded * 4;
-        std::memcpy(pairs, units, padded * 4);
-        for (int d = 0; d < padded; ++d) pairs[2 * d + 1] = 0;
-        last_pair = reinterpret_cast<const std::byte*>(pairs);
-      }
-      AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, tokens, last_pair, 0, padded, &state);
     }
   }
 
@@ -390,12 +449,11 @@ struct Attention {
     }
   }
 
-  static constexpr AttentionKernels Table() {
-    static_assert(kP == (kDType == DType::kBF16 ? 2 : 1));
-    return AttentionKernels{.kv_type = KvTypeOf(kDType),
+  static constexpr AttentionKernels Kernels() {
+    return AttentionKernels{.kv_type = Tile::kType,
                             .compute_dtype = kDType,
                             .max_rows = kMaxRows,
-                            .tile_format = kP == 2 ? "cpu.1.p2.bf16" : "cpu.1.p1.f32",
+                            .tile_format = Tile::kFormat,
                             .tile_bytes = TileBytes,
                             .rotary_kv_write = RotaryKvWrite,
                             .segment = SegmentBy<1>,
@@ -403,6 +461,25 @@ struct Attention {
                             .finish = Finish};
   }
 };
+
+// All types of KV that f32 is computed with.
+template <int kMaxRows, int kGroupedRows, int kSums>
+constexpr F32AttentionTable MakeF32AttentionTable() {
+  constexpr DType kF32 = DType::kF32;
+  return {Attention<PlainTile<F32Policy>, kF32, kMaxRows, kSums>::Kernels(),
+          Attention<PlainTile<WidenedBf16Policy<false>>, kF32, kMaxRows, kSums>::Kernels(),
+          Attention<Int8Tile<WidenedInt8Policy<false>>, kF32, kMaxRows, kSums>::Kernels(),
+          Attention<GroupedTile<false>, kF32, kGroupedRows, kSums>::Kernels()};
+}
+
+// And bf16, where `Plain` and `Int8` multiply it.
+template <typename Plain, typename Int8, int kMaxRows, int kGroupedRows, int kSums>
+constexpr Bf16AttentionTable MakeBf16AttentionTable() {
+  constexpr DType kBF16 = DType::kBF16;
+  return {Attention<PlainTile<Plain>, kBF16, kMaxRows, kSums>::Kernels(),
+          Attention<Int8Tile<Int8>, kBF16, kMaxRows, kSums>::Kernels(),
+          Attention<GroupedTile<true>, kBF16, kGroupedRows, kSums>::Kernels()};
+}
 
 }  // namespace
 }  // namespace tandem

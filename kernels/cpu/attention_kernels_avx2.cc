@@ -3,9 +3,8 @@
 
 namespace tandem {
 
-constinit const AttentionKernels kAvx2AttentionF32 =
-    Attention<F32Policy, float, DType::kF32, 6, 6>::Table();
-constinit const AttentionKernels kAvx2AttentionBf16 =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 6, 6>::Table();
+constinit const F32AttentionTable kAvx2AttentionF32 = MakeF32AttentionTable<6, 6, 6>();
+constinit const Bf16AttentionTable kAvx2AttentionBf16 =
+    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 6, 6, 6>();
 
 }  // namespace tandem

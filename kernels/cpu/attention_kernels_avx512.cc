@@ -3,9 +3,8 @@
 
 namespace tandem {
 
-constinit const AttentionKernels kAvx512AttentionF32 =
-    Attention<F32Policy, float, DType::kF32, 12, 24>::Table();
-constinit const AttentionKernels kAvx512AttentionBf16 =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table();
+constinit const F32AttentionTable kAvx512AttentionF32 = MakeF32AttentionTable<12, 8, 24>();
+constinit const Bf16AttentionTable kAvx512AttentionBf16 =
+    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 12, 8, 24>();
 
 }  // namespace tandem

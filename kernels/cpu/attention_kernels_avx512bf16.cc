@@ -3,9 +3,9 @@
 
 namespace tandem {
 
-constinit const AttentionKernels kAvx512Bf16AttentionDot =
-    Attention<DotBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table();
-constinit const AttentionKernels kAvx512Bf16AttentionFma =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table();
+constinit const Bf16AttentionTable kAvx512Bf16AttentionDot =
+    MakeBf16AttentionTable<DotBf16Policy, DotWidenedInt8Policy, 12, 8, 24>();
+constinit const Bf16AttentionTable kAvx512Bf16AttentionFma =
+    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 12, 8, 24>();
 
 }  // namespace tandem

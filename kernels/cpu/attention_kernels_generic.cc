@@ -3,9 +3,8 @@
 
 namespace tandem {
 
-constinit const AttentionKernels kGenericAttentionF32 =
-    Attention<F32Policy, float, DType::kF32, 2, 2>::Table();
-constinit const AttentionKernels kGenericAttentionBf16 =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 2, 2>::Table();
+constinit const F32AttentionTable kGenericAttentionF32 = MakeF32AttentionTable<2, 2, 2>();
+constinit const Bf16AttentionTable kGenericAttentionBf16 =
+    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 2, 2, 2>();
 
 }  // namespace tandem

@@ -10,18 +10,22 @@
 namespace tandem {
 namespace {
 
-constexpr int kMaxRows = 16;  // above every table's max_rows
+// Items of work that a thread has, at least, where there are as many: the last one is waited for.
+constexpr int kItemsOfThread = 4;
 
-// Rows that one call of a kernel handles: those of one sequence and one KV head from `first_row`
-// on, a row being (query token, head of the group) with heads fastest.
+// Rows that one call of a kernel handles: those of one sequence and some KV heads, of each from
+// `first_row` on, a row being (query token, head of the group) with heads fastest.
 struct Job {
   int64_t sequence;
-  int kv_head;
-  int num_rows;
+  int first_kv_head;
+  int num_kv_heads;
+  int rows_each;  // of a KV head
   int64_t first_row;
   int64_t first_segment;  // of the first row, which sees furthest back
   int64_t num_segments;   // from there to the end of the last row's, which sees most
   int64_t first_partial;  // where its parts begin, in (segment, row) units
+
+  int num_rows() const { return num_kv_heads * rows_each; }
 };
 
 // What decode and prefill have in common.
@@ -53,9 +57,9 @@ Problem ProblemOf(const Args& args) {
 }
 
 struct Rows {
-  std::array<const void*, kMaxRows> queries;
-  std::array<void*, kMaxRows> outputs;
-  std::array<int64_t, kMaxRows> num_visible;
+  std::array<const void*, kMaxAttentionTaskRows> queries;
+  std::array<void*, kMaxAttentionTaskRows> outputs;
+  std::array<int64_t, kMaxAttentionTaskRows> num_visible;  // of one KV head
 };
 
 // query_start(s): first row of s in query and output; num_cached(s): positions before it.
@@ -65,9 +69,11 @@ Rows RowsOf(const Problem& problem, const Job& job, QueryStart query_start, NumC
   const size_t head_bytes =
       static_cast<size_t>(problem.kv->shape.head_dim) * SizeOf(problem.compute_dtype);
   Rows rows;
-  for (int r = 0; r < job.num_rows; ++r) {
-    const int64_t token = (job.first_row + r) / group;
-    const int64_t head = int64_t{job.kv_head} * group + (job.first_row + r) % group;
+  for (int r = 0; r < job.num_rows(); ++r) {
+    const int64_t row = job.first_row + r % job.rows_each;
+    const int64_t token = row / group;
+    const int64_t kv_head = job.first_kv_head + r / job.rows_each;
+    const int64_t head = kv_head * group + row % group;
     const size_t offset =
         static_cast<size_t>((query_start(job.sequence) + token) * problem.num_heads + head) *
         head_bytes;
@@ -81,8 +87,9 @@ Rows RowsOf(const Problem& problem, const Job& job, QueryStart query_start, NumC
 AttentionTask TaskOf(const Problem& problem, const Job& job, const Rows& rows) {
   return AttentionTask{.kv = problem.kv,
                        .blocks = problem.block_table + job.sequence * problem.max_blocks,
-                       .kv_head = job.kv_head,
-                       .num_rows = job.num_rows,
+                       .first_kv_head = job.first_kv_head,
+                       .num_kv_heads = job.num_kv_heads,
+                       .num_rows = job.rows_each,
                        .queries = rows.queries.data(),
                        .num_visible = rows.num_visible.data(),
                        .window = problem.window,
@@ -91,17 +98,17 @@ AttentionTask TaskOf(const Problem& problem, const Job& job, const Rows& rows) {
 }
 
 // Segments of a job, merged left to right; parts of segment first_segment + s at
-// partials[s · num_rows] and accumulators[s · num_rows · stride].
+// partials[s · rows] and accumulators[s · rows · stride].
 void FinishRows(const AttentionKernels& kernels, const Problem& problem, const Job& job,
                 const Rows& rows, const AttentionPartial* partials, const float* accumulators) {
   const int head_dim = problem.kv->shape.head_dim;
   const int64_t stride = AttentionAccumulatorStride(head_dim);
   alignas(64) std::array<float, kMaxAttentionHeadDim> total;
-  for (int r = 0; r < job.num_rows; ++r) {
+  for (int r = 0; r < job.num_rows(); ++r) {
     AttentionPartial partial = partials[r];
     std::copy_n(accumulators + r * stride, stride, total.begin());
     for (int64_t s = 1; s < job.num_segments; ++s) {
-      const int64_t part = s * job.num_rows + r;
+      const int64_t part = s * job.num_rows() + r;
       kernels.merge(head_dim, partials[part], accumulators + part * stride, &partial, total.data());
     }
     kernels.finish(head_dim, partial, total.data(), rows.outputs[r]);
@@ -113,22 +120,22 @@ void RunJob(const AttentionKernels& kernels, const Problem& problem, const Job& 
             const Rows& rows) {
   const int head_dim = problem.kv->shape.head_dim;
   const int64_t stride = AttentionAccumulatorStride(head_dim);
-  std::array<AttentionPartial, kMaxRows> partials;
-  std::array<AttentionPartial, kMaxRows> next_partials;
-  alignas(64) std::array<float, kMaxRows * kMaxAttentionHeadDim> accumulators;
-  alignas(64) std::array<float, kMaxRows * kMaxAttentionHeadDim> next_accumulators;
+  std::array<AttentionPartial, kMaxAttentionTaskRows> partials;
+  std::array<AttentionPartial, kMaxAttentionTaskRows> next_partials;
+  alignas(64) std::array<float, kMaxAttentionTaskRows * kMaxAttentionHeadDim> accumulators;
+  alignas(64) std::array<float, kMaxAttentionTaskRows * kMaxAttentionHeadDim> next_accumulators;
   const AttentionTask task = TaskOf(problem, job, rows);
   int64_t begin = job.first_segment * kAttentionSegmentTokens;
   kernels.segment(task, begin, partials.data(), accumulators.data());
   for (int64_t s = 1; s < job.num_segments; ++s) {
     begin += kAttentionSegmentTokens;
     kernels.segment(task, begin, next_partials.data(), next_accumulators.data());
-    for (int r = 0; r < job.num_rows; ++r) {
+    for (int r = 0; r < job.num_rows(); ++r) {
       kernels.merge(head_dim, next_partials[r], next_accumulators.data() + r * stride, &partials[r],
                     accumulators.data() + r * stride);
     }
   }
-  for (int r = 0; r < job.num_rows; ++r) {
+  for (int r = 0; r < job.num_rows(); ++r) {
     kernels.finish(head_dim, partials[r], accumulators.data() + r * stride, rows.outputs[r]);
   }
 }
@@ -141,11 +148,11 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
   int64_t num_parts = 0;
   int64_t num_segments = 0;
   for (const Job& job : jobs) {
-    num_parts += job.num_segments * job.num_rows;
+    num_parts += job.num_segments * job.num_rows();
     num_segments += job.num_segments;
   }
-  const bool split =
-      pool->num_threads() > 1 && num_jobs < 2 * pool->num_threads() && num_segments > num_jobs;
+  const bool split = pool->num_threads() > 1 && num_jobs < kItemsOfThread * pool->num_threads() &&
+                     num_segments > num_jobs;
   if (!split) {
     pool->ParallelFor(num_jobs, [&](int64_t item, int) {
       const Job& job = jobs[item];
@@ -173,7 +180,7 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
     const Item& item = items[index];
     const Job& job = jobs[item.job];
     const Rows rows = RowsOf(problem, job, query_start, num_cached);
-    const int64_t part = job.first_partial + item.segment * job.num_rows;
+    const int64_t part = job.first_partial + item.segment * job.num_rows();
     kernels.segment(TaskOf(problem, job, rows),
                     (job.first_segment + item.segment) * kAttentionSegmentTokens, partials + part,
                     accumulators + part * stride);
@@ -187,29 +194,57 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
 }
 
 // Cuts `num_tokens` query tokens of one sequence into jobs, `num_cached` positions before them.
-void AddJobs(const AttentionKernels& kernels, const Problem& problem, int64_t sequence,
-             int64_t num_tokens, int64_t num_cached, std::vector<Job>* jobs) {
+// KV heads of few rows are read together, up to `most_heads` of them.
+void AddJobs(const AttentionKernels& kernels, const Problem& problem, int most_heads,
+             int64_t sequence, int64_t num_tokens, int64_t num_cached, std::vector<Job>* jobs) {
   const int num_kv_heads = problem.kv->num_kv_heads;
   const int group = problem.num_heads / num_kv_heads;
-  TANDEM_CHECK(kernels.max_rows <= kMaxRows) << kernels.max_rows;
+  TANDEM_CHECK(kernels.max_rows <= kMaxAttentionTaskRows) << kernels.max_rows;
   if (num_tokens == 0) return;
   const RowTiles tiles = MakeRowTiles(num_tokens * group, kernels.max_rows);
-  for (int g = 0; g < num_kv_heads; ++g) {
+  const int fitting = tiles.count == 1 ? kMaxAttentionTaskRows / tiles.rows(0) : 1;
+  const int heads_each = std::min(fitting, most_heads);
+  for (int head = 0; head < num_kv_heads; head += heads_each) {
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
-      Job job{.sequence = sequence, .kv_head = g, .first_row = tiles.begin(tile)};
-      job.num_rows = tiles.rows(tile);
+      Job job{.sequence = sequence,
+              .first_kv_head = head,
+              .num_kv_heads = std::min(heads_each, num_kv_heads - head),
+              .rows_each = tiles.rows(tile),
+              .first_row = tiles.begin(tile)};
       const int64_t least = num_cached + job.first_row / group + 1;
-      const int64_t most = num_cached + (job.first_row + job.num_rows - 1) / group + 1;
+      const int64_t most = num_cached + (job.first_row + job.rows_each - 1) / group + 1;
       job.first_segment = FirstVisible(least, problem.window) / kAttentionSegmentTokens;
       job.num_segments = CeilDiv<int64_t>(most, kAttentionSegmentTokens) - job.first_segment;
       job.first_partial = 0;
       if (!jobs->empty()) {
         const Job& last = jobs->back();
-        job.first_partial = last.first_partial + last.num_segments * last.num_rows;
+        job.first_partial = last.first_partial + last.num_segments * last.num_rows();
       }
       jobs->push_back(job);
     }
   }
+}
+
+// query_start(s): first row of s in query and output; num_tokens(s): of its run; num_cached(s):
+// positions before them.
+template <typename QueryStart, typename NumTokens, typename NumCached>
+absl::Status Attend(const AttentionKernels& kernels, const Problem& problem, int64_t num_sequences,
+                    QueryStart query_start, NumTokens num_tokens, NumCached num_cached,
+                    ThreadPool* pool, Scratch* scratch) {
+  int64_t num_segments = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    num_segments += CeilDiv<int64_t>(num_cached(s) + num_tokens(s), kAttentionSegmentTokens);
+  }
+  // All heads of a sequence, but for so many that threads would have nothing to do.
+  const int64_t wanted = pool->num_threads() == 1 ? 1 : kItemsOfThread * pool->num_threads();
+  const int64_t num_kv_heads = problem.kv->num_kv_heads;
+  const int most_heads =
+      static_cast<int>(std::clamp<int64_t>(num_kv_heads * num_segments / wanted, 1, num_kv_heads));
+  std::vector<Job> jobs;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    AddJobs(kernels, problem, most_heads, s, num_tokens(s), num_cached(s), &jobs);
+  }
+  return RunJobs(kernels, problem, jobs, query_start, num_cached, pool, scratch);
 }
 
 }  // namespace
@@ -218,12 +253,9 @@ absl::Status CpuDecodeAttention(const AttentionKernels& kernels,
                                 const HostDecodeAttentionArgs& args, ThreadPool* pool,
                                 Scratch* scratch) {
   const Problem problem = ProblemOf(args);
-  std::vector<Job> jobs;
-  for (int64_t s = 0; s < args.num_sequences; ++s) {
-    AddJobs(kernels, problem, s, 1, args.num_tokens[s] - 1, &jobs);
-  }
-  return RunJobs(
-      kernels, problem, jobs, [](int64_t s) { return s; },
+  return Attend(
+      kernels, problem, args.num_sequences, [](int64_t s) { return s; },
+      [](int64_t) { return int64_t{1}; },
       [&](int64_t s) { return int64_t{args.num_tokens[s]} - 1; }, pool, scratch);
 }
 
@@ -231,13 +263,9 @@ absl::Status CpuPrefillAttention(const AttentionKernels& kernels,
                                  const HostPrefillAttentionArgs& args, ThreadPool* pool,
                                  Scratch* scratch) {
   const Problem problem = ProblemOf(args);
-  std::vector<Job> jobs;
-  for (int64_t s = 0; s < args.num_sequences; ++s) {
-    AddJobs(kernels, problem, s, args.query_start[s + 1] - args.query_start[s], args.num_cached[s],
-            &jobs);
-  }
-  return RunJobs(
-      kernels, problem, jobs, [&](int64_t s) { return int64_t{args.query_start[s]}; },
+  return Attend(
+      kernels, problem, args.num_sequences, [&](int64_t s) { return int64_t{args.query_start[s]}; },
+      [&](int64_t s) { return int64_t{args.query_start[s + 1]} - args.query_start[s]; },
       [&](int64_t s) { return int64_t{args.num_cached[s]}; }, pool, scratch);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -209,10 +210,11 @@ class CpuBackend final : public HostBackend {
   }
 
   absl::StatusOr<const AttentionKernels*> FindAttention(KvType kv_type, DType compute_dtype) const {
-    for (const AttentionKernels& attention : table_.attention) {
-      if (attention.kv_type == kv_type && attention.compute_dtype == compute_dtype) {
-        return &attention;
-      }
+    const std::span<const AttentionKernels> all =
+        compute_dtype == DType::kF32 ? std::span<const AttentionKernels>(table_.f32_attention)
+                                     : table_.bf16_attention;
+    for (const AttentionKernels& attention : all) {
+      if (attention.kv_type == kv_type) return &attention;
     }
     return absl::FailedPreconditionError(
         absl::StrFormat("attention: no kernel of the cpu computes in %s with KV of type %s",

@@ -31,11 +31,7 @@ TANDEM_LANES RowRun PackInt8Run(const Element* from, int64_t count, std::byte* t
   for (int64_t i = 0; i < count; i += kLanes) {
     largest = LargerMagnitudeOf(largest, LoadLanes(kDType, from, i, lanes_at(i)));
   }
-  uint32_t lanes[kLanes];
-  std::memcpy(lanes, &largest, sizeof(lanes));
-  uint32_t absmax = 0;
-  for (const uint32_t lane : lanes) absmax = lane > absmax ? lane : absmax;
-  const float scale = Int8Scale(std::bit_cast<float>(absmax));
+  const float scale = Int8Scale(LargestOfLanes(largest));
   I32x16 sums{};
   for (int64_t i = 0; i < count; i += kLanes) {
     const I32x16 q = ToInt8Of(LoadLanes(kDType, from, i, lanes_at(i)), scale);

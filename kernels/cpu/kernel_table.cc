@@ -9,7 +9,8 @@ const KernelTable& GenericKernels() {
       .isa = "generic",
       .rows = kGenericRows,
       .gemm = {kGenericGemmF32, kGenericGemmBf16, kGenericGemmInt8F32, kGenericGemmInt8Bf16},
-      .attention = {kGenericAttentionF32, kGenericAttentionBf16}};
+      .f32_attention = kGenericAttentionF32,
+      .bf16_attention = kGenericAttentionBf16};
   return table;
 }
 

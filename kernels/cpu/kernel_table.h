@@ -4,6 +4,7 @@
 #ifndef TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
 #define TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -64,18 +65,22 @@ struct AttentionPartial {
   float sum;
 };
 
-// Rows (query tokens × heads of one KV head's group) that read the same K and V.
+// Rows (query tokens × heads of a KV head's group) that read the same K and V, of some KV heads.
 struct AttentionTask {
   const HostKvLayerView* kv;
   const int32_t* blocks;  // block table row of the sequence
-  int kv_head;
-  int num_rows;                // at most AttentionKernels::max_rows
-  const void* const* queries;  // [num_rows] pointers to [D]
+  int first_kv_head;
+  int num_kv_heads;            // the first's and those behind it
+  int num_rows;                // of one KV head; at most AttentionKernels::max_rows
+  const void* const* queries;  // [num_kv_heads, num_rows] pointers to [D]
   const int64_t* num_visible;  // [num_rows] ascending; positions before these are seen,
   int64_t window;              // but only the last so many of them; 0: all
   float softmax_scale;
   float score_cap;  // 0: none
 };
+
+// Rows of all KV heads of a task, at most; those of one are no more than max_rows.
+inline constexpr int kMaxAttentionTaskRows = 32;
 
 struct AttentionKernels {
   KvType kv_type;
@@ -85,7 +90,7 @@ struct AttentionKernels {
   size_t (*tile_bytes)(const KvTileShape& shape);
   void (*rotary_kv_write)(const HostRotaryKvWriteArgs& args, int64_t begin, int64_t end);
   // The segment that begins at `segment_begin`; rows that see none of it are left with max −∞.
-  // partials [num_rows], accumulators [num_rows, accumulator_stride(D)].
+  // partials [num_kv_heads, num_rows], accumulators [num_kv_heads, num_rows, stride of D].
   void (*segment)(const AttentionTask& task, int64_t segment_begin, AttentionPartial* partials,
                   float* accumulators);
   // left = left merged with right.
@@ -97,12 +102,16 @@ struct AttentionKernels {
 // D rounded up to whole vectors.
 constexpr int AttentionAccumulatorStride(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// By what is computed in: one for each type that it is computed with.
+using F32AttentionTable = std::array<AttentionKernels, 4>;
+using Bf16AttentionTable = std::array<AttentionKernels, 3>;
+
 struct KernelTable {
   const char* isa;
   RowKernels rows;
-  // One for each pair of types that are computed together.
   GemmKernels gemm[4];
-  AttentionKernels attention[2];
+  F32AttentionTable f32_attention;
+  Bf16AttentionTable bf16_attention;
 };
 
 // Rows of tile `index` when num_rows rows make equal tiles of at most max_tile_rows.

@@ -29,7 +29,8 @@ const KernelTable* Avx2Kernels() {
       .isa = "avx2",
       .rows = kAvx2Rows,
       .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2GemmInt8F32, kAvx2GemmInt8Bf16},
-      .attention = {kAvx2AttentionF32, kAvx2AttentionBf16}};
+      .f32_attention = kAvx2AttentionF32,
+      .bf16_attention = kAvx2AttentionBf16};
   return &table;
 }
 
@@ -39,7 +40,8 @@ const KernelTable* Avx512Kernels() {
       .isa = "avx512",
       .rows = kAvx512Rows,
       .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512GemmInt8F32, kAvx512GemmInt8Bf16},
-      .attention = {kAvx512AttentionF32, kAvx512AttentionBf16}};
+      .f32_attention = kAvx512AttentionF32,
+      .bf16_attention = kAvx512AttentionBf16};
   return &table;
 }
 
@@ -49,7 +51,8 @@ const KernelTable* Avx512VnniKernels() {
       .isa = "avx512vnni",
       .rows = kAvx512Rows,
       .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
-      .attention = {kAvx512AttentionF32, kAvx512AttentionBf16}};
+      .f32_attention = kAvx512AttentionF32,
+      .bf16_attention = kAvx512AttentionBf16};
   return &table;
 }
 
@@ -84,12 +87,14 @@ const KernelTable* Avx512Bf16Kernels(Bf16Method method) {
       .isa = "avx512bf16",
       .rows = kAvx512Rows,
       .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
-      .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionDot}};
+      .f32_attention = kAvx512AttentionF32,
+      .bf16_attention = kAvx512Bf16AttentionDot};
   static const KernelTable fma{
       .isa = "avx512bf16",
       .rows = kAvx512Rows,
       .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
-      .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionFma}};
+      .f32_attention = kAvx512AttentionF32,
+      .bf16_attention = kAvx512Bf16AttentionFma};
   return method == Bf16Method::kDot ? &dot : &fma;
 }
 

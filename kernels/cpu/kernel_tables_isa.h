@@ -13,24 +13,24 @@ extern const GemmKernels kGenericGemmF32;
 extern const GemmKernels kGenericGemmBf16;
 extern const GemmKernels kGenericGemmInt8F32;
 extern const GemmKernels kGenericGemmInt8Bf16;
-extern const AttentionKernels kGenericAttentionF32;
-extern const AttentionKernels kGenericAttentionBf16;
+extern const F32AttentionTable kGenericAttentionF32;
+extern const Bf16AttentionTable kGenericAttentionBf16;
 
 extern const RowKernels kAvx2Rows;
 extern const GemmKernels kAvx2GemmF32;
 extern const GemmKernels kAvx2GemmBf16;
 extern const GemmKernels kAvx2GemmInt8F32;
 extern const GemmKernels kAvx2GemmInt8Bf16;
-extern const AttentionKernels kAvx2AttentionF32;
-extern const AttentionKernels kAvx2AttentionBf16;
+extern const F32AttentionTable kAvx2AttentionF32;
+extern const Bf16AttentionTable kAvx2AttentionBf16;
 
 extern const RowKernels kAvx512Rows;
 extern const GemmKernels kAvx512GemmF32;
 extern const GemmKernels kAvx512GemmBf16;
 extern const GemmKernels kAvx512GemmInt8F32;
 extern const GemmKernels kAvx512GemmInt8Bf16;
-extern const AttentionKernels kAvx512AttentionF32;
-extern const AttentionKernels kAvx512AttentionBf16;
+extern const F32AttentionTable kAvx512AttentionF32;
+extern const Bf16AttentionTable kAvx512AttentionBf16;
 
 // What AVX-512 VNNI adds.
 extern const GemmKernels kAvx512VnniGemmInt8F32;
@@ -38,8 +38,8 @@ extern const GemmKernels kAvx512VnniGemmInt8Bf16;
 
 // What AVX-512 BF16 adds.
 extern const GemmKernels kAvx512Bf16GemmDot;
-extern const AttentionKernels kAvx512Bf16AttentionDot;
-extern const AttentionKernels kAvx512Bf16AttentionFma;
+extern const Bf16AttentionTable kAvx512Bf16AttentionDot;
+extern const Bf16AttentionTable kAvx512Bf16AttentionFma;
 
 }  // namespace tandem
 

@@ -6,9 +6,10 @@
 //   types    F32x16, U32x16, I32x16 (also the result of a comparison), U16x16; + − · / & | ~ << >>
 //            < > with each other or with one number for all lanes
 //   memory   LoadF32, StoreF32, LoadU32, LoadU16, StoreU16, and ..Tail for the first few lanes
-//   lanes    Splat, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c, SwapPairs
+//   lanes    Splat, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c, SwapPairs,
+//            SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
-//   numbers  ToFloats, AddPairProducts, EvenBytes, OddBytes, StoreInt8
+//   numbers  ToFloats, AddPairProducts, EvenBytes, OddBytes, LoadInt8, StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a
@@ -19,6 +20,7 @@
 #define TANDEM_KERNELS_CPU_LANES_H_
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/api/dtype.h"
 #include "kernels/support/int8.h"
@@ -125,6 +127,15 @@ TANDEM_LANES F32x16 SoftCapOf(F32x16 x, float cap) { return cap * TanhOf(x / cap
 TANDEM_LANES F32x16 LargerMagnitudeOf(F32x16 largest, F32x16 x) {
   const F32x16 magnitude = FloatsOf(BitsOf(x) & 0x7FFFFFFFu);
   return Select(SignedOf(BitsOf(magnitude)) > SignedOf(BitsOf(largest)), magnitude, largest);
+}
+
+// The largest of such lanes.
+TANDEM_LANES float LargestOfLanes(F32x16 largest) {
+  uint32_t lanes[kLanes];
+  std::memcpy(lanes, &largest, sizeof(lanes));
+  uint32_t bits = 0;
+  for (const uint32_t lane : lanes) bits = lane > bits ? lane : bits;
+  return __builtin_bit_cast(float, bits);
 }
 
 // ToInt8 of every lane.

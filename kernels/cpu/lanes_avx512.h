@@ -71,11 +71,21 @@ TANDEM_LANES I32x16 AddPairProducts(I32x16 acc, U32x16 a, U32x16 b) {
 // Bytes 0 and 2, or 1 and 3, of each lane as two numbers of 16 bits.
 TANDEM_LANES U32x16 EvenBytes(U32x16 x) { return x & 0x00FF00FFu; }
 TANDEM_LANES U32x16 OddBytes(U32x16 x) { return (U32x16)_mm512_srli_epi16((__m512i)x, 8); }
+TANDEM_LANES I32x16 LoadInt8(const int8_t* from) {
+  return (I32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
 // Numbers that fit.
 TANDEM_LANES void StoreInt8(int8_t* to, I32x16 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)x));
 }
 
+// Lane 2 · kPair in the first eight lanes, the next one in the others.
+template <int kPair>
+TANDEM_LANES F32x16 SplatPair(F32x16 x) {
+  constexpr int kA = 2 * kPair, kB = kA + 1;
+  const I32x16 from = {kA, kA, kA, kA, kA, kA, kA, kA, kB, kB, kB, kB, kB, kB, kB, kB};
+  return (F32x16)_mm512_permutexvar_ps((__m512i)from, (__m512)x);
+}
 // Lanes 2i and 2i + 1 change places.
 TANDEM_LANES F32x16 SwapPairs(F32x16 x) { return (F32x16)_mm512_permute_ps((__m512)x, 0xB1); }
 

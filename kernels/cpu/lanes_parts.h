@@ -8,7 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -225,6 +225,33 @@ TANDEM_LANES U32x16 OddBytes(const U32x16& x) {
   return (x >> 8) & 0x00FF00FFu;
 #endif
 }
+TANDEM_LANES I32x16 LoadInt8(const int8_t* from) {
+  I32x16 y;
+#if defined(__AVX2__)
+  TANDEM_FOR_PARTS(i) {
+    const auto* const eight = reinterpret_cast<const __m128i*>(from + i * kRegisterLanes);
+    y.part[i] = (I32x16::Register)_mm256_cvtepi8_epi32(_mm_loadl_epi64(eight));
+  }
+#elif defined(__SSE2__)
+  // Each byte becomes the highest of a lane, which is shifted down with its sign.
+  const __m128i zero = _mm_setzero_si128();
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __m128i halves[] = {_mm_unpacklo_epi8(zero, bytes), _mm_unpackhi_epi8(zero, bytes)};
+  TANDEM_FOR_PARTS(i) {
+    const __m128i high = i % 2 == 0 ? _mm_unpacklo_epi16(zero, halves[i / 2])
+                                    : _mm_unpackhi_epi16(zero, halves[i / 2]);
+    y.part[i] = (I32x16::Register)_mm_srai_epi32(high, 24);
+  }
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));
+  TANDEM_FOR_PARTS(i) {
+    Bytes bytes;
+    std::memcpy(&bytes, from + i * kRegisterLanes, sizeof(bytes));
+    y.part[i] = __builtin_convertvector(bytes, I32x16::Register);
+  }
+#endif
+  return y;
+}
 // Numbers that fit.
 TANDEM_LANES void StoreInt8(int8_t* to, const I32x16& x) {
   typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));
@@ -234,6 +261,17 @@ TANDEM_LANES void StoreInt8(int8_t* to, const I32x16& x) {
   }
 }
 
+// Lane 2 · kPair in the first eight lanes, the next one in the others.
+template <int kPair>
+TANDEM_LANES F32x16 SplatPair(const F32x16& x) {
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) {
+    const int lane = 2 * kPair + (i >= kParts / 2);
+    const auto from = (U32x16::Register){} + static_cast<uint32_t>(lane % kRegisterLanes);
+    y.part[i] = __builtin_shuffle(x.part[lane / kRegisterLanes], from);
+  }
+  return y;
+}
 // Lanes 2i and 2i + 1 change places.
 TANDEM_LANES F32x16 SwapPairs(const F32x16& x) {
   const auto index = UnsignedOf(LaneNumbers());

@@ -12,7 +12,7 @@
 //     static constexpr bool kIsInteger;
 //     static constexpr int kPerUnit;              // inputs (k) of a unit
 //     static constexpr int kPhases;               // steps of a unit, in order
-//     static constexpr int kWeightVectorBytes;    // 16 outputs of one unit
+//     static constexpr int kWeightVectorBytes;    // 16 outputs of one unit, scales included
 //     static constexpr int kRowUnitBytes;         // one row of one unit
 //     static F32x16 Weight<phase>(const std::byte*);
 //     static F32x16 Row<phase>(const std::byte*);          // the same in every lane
@@ -24,14 +24,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "kernels/cpu/lanes.h"
 
 namespace tandem {
 namespace {
 
-// Strides are in bytes. With each unit a line for each vector is fetched into the cache, the first
-// ones at prefetch[v]: weights to come, which may be in memory still. `kCache` is the level that
+// Strides are in bytes. With each unit as much as a vector takes is fetched into the cache, the
+// first at prefetch[v]: weights to come, which may be in memory still. `kCache` is the level that
 // they are fetched into.
 template <typename Policy, int kRows, int kVectors, int kCache = 1>
 TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int64_t a_row_stride,
@@ -69,33 +70,62 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
   for (int64_t unit = 0; unit < units; ++unit) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(prefetch[v] + unit * prefetch_stride, /*rw=*/0, /*locality=*/4 - kCache);
+#pragma GCC unroll 4
+      for (int line = 0; line < Policy::kWeightVectorBytes; line += 64) {
+        __builtin_prefetch(prefetch[v] + unit * prefetch_stride + line, /*rw=*/0,
+                           /*locality=*/4 - kCache);
+      }
     }
-    phase.template operator()<0>();
-    if constexpr (Policy::kPhases == 2) phase.template operator()<1>();
+    [&]<int... kPhase>(std::integer_sequence<int, kPhase...>) __attribute__((always_inline)) {
+      (phase.template operator()<kPhase>(), ...);
+    }
+    (std::make_integer_sequence<int, Policy::kPhases>());
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) weights[v] += w_unit_stride;
     a += a_unit_stride;
   }
 }
 
-// f32, one input a unit.
-struct F32Policy {
+// Rows of floats and one step an input: ascending, or in each pair the odd one first.
+template <int kInputs, bool kOddFirst>
+struct FloatRowsPolicy {
   static constexpr bool kIsInteger = false;
-  static constexpr int kPerUnit = 1;
-  static constexpr int kPhases = 1;
+  static constexpr int kPerUnit = kInputs;
+  static constexpr int kPhases = kInputs;
+  static constexpr int kRowUnitBytes = 4 * kInputs;  // In the order of the steps.
+  static constexpr int InputOf(int phase) { return kOddFirst ? phase ^ 1 : phase; }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
+};
+
+// f32, one input a unit.
+struct F32Policy : FloatRowsPolicy<1, false> {
   static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 4;
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     return LoadF32(reinterpret_cast<const float*>(from));
   }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return Splat(*reinterpret_cast<const float*>(from));
-  }
-  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
 };
+
+// Numbers kept in bf16, two inputs a unit, widened and then multiplied as floats.
+template <bool kOddFirst>
+struct WidenedBf16Policy : FloatRowsPolicy<2, kOddFirst> {
+  static constexpr int kWeightVectorBytes = 64;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    const U32x16 pair = LoadU32(from);
+    return FloatsOf(WidenedBf16Policy::InputOf(kPhase) == 1 ? pair & 0xFFFF0000u : pair << 16);
+  }
+};
+
+// bf16 by two MulAdds of widened numbers, the odd input first; rows are widened once. Where MulAdd
+// is fused these are the bits of vdpbf16ps (a product of bf16 numbers is exact in float, and the
+// kernels' float environment flushes denormals as that instruction does); on Sapphire Rapids, where
+// vdpbf16ps runs at a quarter of the rate of FMA, this is twice as fast.
+using MulAddBf16Policy = WidenedBf16Policy</*kOddFirst=*/true>;
 
 #if defined(__AVX512F__)
 
@@ -129,28 +159,6 @@ struct DotBf16Policy : DotPolicy {
 };
 
 #endif  // __AVX512BF16__
-
-// bf16 by two MulAdds of widened numbers, the odd input first; rows are widened once. Where MulAdd
-// is fused these are the bits of vdpbf16ps (a product of bf16 numbers is exact in float, and the
-// kernels' float environment flushes denormals as that instruction does); on Sapphire Rapids, where
-// vdpbf16ps runs at a quarter of the rate of FMA, this is twice as fast.
-struct MulAddBf16Policy {
-  static constexpr bool kIsInteger = false;
-  static constexpr int kPerUnit = 2;
-  static constexpr int kPhases = 2;
-  static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 8;  // odd, even
-  template <int kPhase>
-  TANDEM_LANES F32x16 Weight(const std::byte* from) {
-    const U32x16 pair = LoadU32(from);
-    return FloatsOf(kPhase == 0 ? pair & 0xFFFF0000u : pair << 16);
-  }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
-  }
-  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
-};
 
 // 8 bits, four inputs a unit: weights 128 above their numbers and so without a sign, rows with one.
 // What the 128 adds to a sum is known with the row (RowRun). Sums are exact modulo 2^32, in any

@@ -53,6 +53,13 @@ class Probe {
     if (shape_.int8_weights) {
       TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears("int8 linear", WeightType::kInt8); }));
     }
+    if (shape_.kv_type) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] {
+        AttentionOptions options = attention;
+        options.kv_type = shape_.kv_type;
+        return shape_.kv_type == KvTypeOf(dtype_) ? absl::OkStatus() : Attention(options);
+      }));
+    }
     return std::move(operations_);
   }
 
@@ -61,7 +68,13 @@ class Probe {
     int64_t window = 0;
     bool head_norms = false;
     float cap = 0.0f;
+    std::optional<KvType> kv_type = {};
   };
+
+  // Numbers of a block as far as one of them may be a NaN.
+  static DType NumbersOf(KvType type) {
+    return type == KvType::kF32 || type == KvType::kInt8 ? DType::kF32 : DType::kBF16;
+  }
 
   // Over both kinds of inputs and both types.
   template <typename Operation>
@@ -338,7 +351,9 @@ class Probe {
     const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
     const int64_t row_floats = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
     const int32_t num_blocks = (s.positions + s.block_tokens - 1) / s.block_tokens;
-    const KvTileShape tile{s.block_tokens, s.head_dim, KvTypeOf(dtype_)};
+    const std::string kv_name =
+        options.kv_type ? absl::StrCat(NameOf(*options.kv_type), " kv: ") : "";
+    const KvTileShape tile{s.block_tokens, s.head_dim, options.kv_type.value_or(KvTypeOf(dtype_))};
     TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile, dtype_));
     const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool,
@@ -390,8 +405,8 @@ class Probe {
          .num_tokens = s.positions,
          .num_heads = s.heads,
          .compute_dtype = dtype_}));
-    TANDEM_RETURN_IF_ERROR(Hash("query", dtype_, query));
-    TANDEM_RETURN_IF_ERROR(Hash("kv blocks", dtype_, pool));
+    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "query"), dtype_, query));
+    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "kv blocks"), NumbersOf(tile.type), pool));
 
     const DevicePtr<std::byte> last_queries =
         query.data() + (s.positions - s.prefill_rows) * query_floats * size;
@@ -417,7 +432,7 @@ class Probe {
                                                       .softmax_scale = 0.15f,
                                                       .score_cap = options.cap,
                                                       .window = options.window}));
-    TANDEM_RETURN_IF_ERROR(Hash("prefill_attention", dtype_, output));
+    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "prefill_attention"), dtype_, output));
 
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_tokens, Copy(std::vector<int32_t>{s.positions}));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer row, Zeros(query_floats * size));
@@ -434,7 +449,7 @@ class Probe {
          .softmax_scale = 0.15f,
          .score_cap = options.cap,
          .window = options.window}));
-    return Hash("decode_attention", dtype_, row);
+    return Hash(absl::StrCat(kv_name, "decode_attention"), dtype_, row);
   }
 
   absl::Status CappedLogits() {
@@ -484,7 +499,8 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
                          .score_cap = options.score_cap ? 5.0f : 0.0f,
                          .gated_gelu = options.gated_gelu,
                          .logit_cap = options.logit_cap ? 30.0f : 0.0f,
-                         .int8_weights = options.int8_weights};
+                         .int8_weights = options.int8_weights,
+                         .kv_type = options.kv_type};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
                           ProbeOperations(backend, shape, kProbeSeed));
   Sha256 hash;

@@ -12,11 +12,13 @@
 #define TANDEM_KERNELS_PROBE_NUMERICS_PROBE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
+#include "kernels/api/dtype.h"
 #include "runtime/base/sha256.h"
 
 namespace tandem {
@@ -33,6 +35,7 @@ struct ProbedOptions {
   bool gated_gelu = false;
   bool logit_cap = false;
   bool int8_weights = false;
+  std::optional<KvType> kv_type = {};  // Where KV is not kept in what is computed in.
 };
 
 // A few milliseconds on a CPU. Engine thread only.
@@ -59,6 +62,7 @@ struct ProbeShape {
   bool gated_gelu = false;
   float logit_cap = 0.0f;
   bool int8_weights = false;
+  std::optional<KvType> kv_type = {};  // Attention with the options above, and KV so kept.
 };
 
 // One operation and the digest of what it gave.

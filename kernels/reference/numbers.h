@@ -27,7 +27,9 @@ inline float Round(DType dtype, float value) {
   return dtype == DType::kF32 ? value : ToFloat(ToBfloat16(value));
 }
 
-// What one number of a tile is: the reference keeps tiles as plain arrays.
+constexpr bool HasScales(KvType type) { return type == KvType::kInt8 || type == KvType::kInt8G8; }
+
+// What one number of a tile without scales is: the reference keeps those as plain arrays.
 constexpr DType ElementType(KvType type) {
   return type == KvType::kF32 ? DType::kF32 : DType::kBF16;
 }

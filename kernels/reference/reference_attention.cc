@@ -1,32 +1,79 @@
 #include "kernels/reference/reference_attention.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "kernels/reference/numbers.h"
+#include "kernels/support/int8.h"
 #include "kernels/support/vector_math.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/base/math.h"
 
 namespace tandem {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-std::byte* Tile(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head) {
-  const int64_t tile = (is_value ? kv.num_kv_heads : 0) + kv_head;
-  return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
-         static_cast<size_t>(tile) * kv.tile_bytes;
-}
+// Numbers that share a scale.
+int64_t RunOf(const KvTileShape& shape) { return shape.type == KvType::kInt8 ? shape.head_dim : 8; }
 
-float ReadKv(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
-             int d) {
-  return Load(ElementType(kv.shape.type), Tile(kv, block, is_value, kv_head),
-              offset * kv.shape.head_dim + d);
-}
+// K or V of one head in a block: plain arrays [B, D] of numbers, and behind them, of 8 bits,
+// [B, runs] scales: f32 ones of a token, bf16 ones of a group.
+struct Tile {
+  Tile(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head)
+      : shape(kv.shape),
+        base(kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
+             static_cast<size_t>((is_value ? kv.num_kv_heads : 0) + kv_head) * kv.tile_bytes) {}
+
+  DType scale_type() const { return shape.type == KvType::kInt8 ? DType::kF32 : DType::kBF16; }
+  std::byte* scales() const { return base + int64_t{shape.block_tokens} * shape.head_dim; }
+  int64_t ScaleIndex(int64_t offset, int d) const {
+    return offset * CeilDiv<int64_t>(shape.head_dim, RunOf(shape)) + d / RunOf(shape);
+  }
+
+  // What enters a product: a scale of a group is in it, the one of a token is not.
+  float Read(int64_t offset, int d) const {
+    const int64_t index = offset * shape.head_dim + d;
+    if (!HasScales(shape.type)) return Load(ElementType(shape.type), base, index);
+    const float number = static_cast<float>(std::to_integer<int8_t>(base[index]));
+    if (shape.type == KvType::kInt8) return number;
+    return number * Load(scale_type(), scales(), ScaleIndex(offset, d));
+  }
+
+  // The scale of a token; 1 where there is none.
+  float TokenScale(int64_t offset) const {
+    return shape.type == KvType::kInt8 ? Load(scale_type(), scales(), offset) : 1.0f;
+  }
+
+  void Write(int64_t offset, const std::vector<float>& values) const {
+    for (int d = 0; d < shape.head_dim; ++d) {
+      const int64_t index = offset * shape.head_dim + d;
+      if (!HasScales(shape.type)) {
+        Store(ElementType(shape.type), base, index, values[d]);
+        continue;
+      }
+      const int64_t scale = ScaleIndex(offset, d);
+      if (d % RunOf(shape) == 0) {
+        uint32_t absmax = 0;
+        for (int64_t i = d; i < std::min<int64_t>(d + RunOf(shape), shape.head_dim); ++i) {
+          absmax = std::max(absmax, MagnitudeBits(values[i]));
+        }
+        Store(scale_type(), scales(), scale, Int8Scale(std::bit_cast<float>(absmax)));
+      }
+      base[index] = static_cast<std::byte>(
+          static_cast<int8_t>(ToInt8(values[d], Load(scale_type(), scales(), scale))));
+    }
+  }
+
+  const KvTileShape& shape;
+  std::byte* const base;
+};
 
 // Running softmax: the sum is Σ exp(score − max), the accumulator Σ exp(score − max) · V.
 struct Partial {
@@ -53,14 +100,18 @@ struct Row {
 
 float Score(const Row& row, int64_t position) {
   const KvTileShape& shape = row.kv->shape;
-  const int64_t block = row.blocks[position / shape.block_tokens];
+  const Tile keys(*row.kv, row.blocks[position / shape.block_tokens], false, row.kv_head);
+  const int64_t offset = position % shape.block_tokens;
   float sum = 0.0f;
   for (int d = 0; d < shape.head_dim; ++d) {
-    sum = sum + Load(row.compute_dtype, row.query, row.query_begin + d) *
-                    ReadKv(*row.kv, block, false, row.kv_head, position % shape.block_tokens, d);
+    sum = sum + Load(row.compute_dtype, row.query, row.query_begin + d) * keys.Read(offset, d);
   }
-  const float score = sum * row.softmax_scale;
+  const float score = (sum * keys.TokenScale(offset)) * row.softmax_scale;
   return row.score_cap == 0.0f ? score : SoftCap(score, row.score_cap);
+}
+
+Tile Values(const Row& row, int64_t position) {
+  return Tile(*row.kv, row.blocks[position / row.kv->shape.block_tokens], true, row.kv_head);
 }
 
 void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
@@ -76,9 +127,19 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
   const float rescale = Exp(partial->max - max);
   float lanes[kLanes] = {};
   for (int i = 0; i < kAttentionTileTokens; ++i) {
-    // What multiplies V is what is summed.
-    weights[i] = Round(row.compute_dtype, Exp(weights[i] - max));
-    lanes[i % kLanes] = lanes[i % kLanes] + weights[i];
+    const int64_t position = tile_begin + i;
+    const float weight = Exp(weights[i] - max);
+    weights[i] = Round(row.compute_dtype, weight);
+    float summed = weights[i];  // What multiplies V, unless that has a scale of its own.
+    if (shape.type == KvType::kInt8) {
+      summed = weight;
+      const bool is_used = row.sees(position) && weight != 0.0f;
+      weights[i] =
+          is_used ? Round(row.compute_dtype,
+                          weight * Values(row, position).TokenScale(position % shape.block_tokens))
+                  : 0.0f;
+    }
+    lanes[i % kLanes] = lanes[i % kLanes] + summed;
   }
   partial->max = max;
   partial->sum = partial->sum * rescale + SumLanes(lanes);
@@ -88,8 +149,7 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
       const int64_t position = tile_begin + i;
       if (!row.sees(position)) continue;
       accumulator =
-          accumulator + weights[i] * ReadKv(*row.kv, row.blocks[position / shape.block_tokens],
-                                            true, row.kv_head, position % shape.block_tokens, d);
+          accumulator + weights[i] * Values(row, position).Read(position % shape.block_tokens, d);
     }
     partial->accumulator[d] = accumulator;
   }
@@ -153,10 +213,14 @@ void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t n
 }  // namespace
 
 KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
+  const size_t tokens = shape.block_tokens, head_dim = shape.head_dim;
+  size_t token_bytes = head_dim * SizeOf(ElementType(shape.type));
+  if (shape.type == KvType::kInt8) token_bytes = head_dim + sizeof(float);
+  if (shape.type == KvType::kInt8G8) {
+    token_bytes = head_dim + CeilDiv<size_t>(head_dim, 8) * sizeof(Bfloat16);
+  }
   return KvTileFormat{.id = std::string("reference.1.") + NameOf(shape.type),
-                      .tile_bytes = static_cast<size_t>(shape.block_tokens) *
-                                    static_cast<size_t>(shape.head_dim) *
-                                    SizeOf(ElementType(shape.type))};
+                      .tile_bytes = tokens * token_bytes};
 }
 
 void ReferenceRotaryTable(const HostRotaryTableArgs& args) {
@@ -172,7 +236,6 @@ void ReferenceRotaryTable(const HostRotaryTableArgs& args) {
 
 void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
   const HostKvLayerView& kv = args.kv;
-  const DType element = ElementType(kv.shape.type);
   const int head_dim = kv.shape.head_dim;
   const int half = head_dim / 2;
   // `head`, or its norm.
@@ -205,13 +268,13 @@ void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
     const int64_t block = args.slots[t] / kv.shape.block_tokens;
     const int64_t offset = args.slots[t] % kv.shape.block_tokens;
     for (int g = 0; g < kv.num_kv_heads; ++g) {
-      const std::vector<float> key =
+      const std::vector<float> head =
           normed(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm);
+      std::vector<float> key;
+      for (int d = 0; d < head_dim; ++d) key.push_back(rotated(head, d));
       const float* value = args.value + t * args.input_stride + int64_t{g} * head_dim;
-      for (int d = 0; d < head_dim; ++d) {
-        Store(element, Tile(kv, block, false, g), offset * head_dim + d, rotated(key, d));
-        Store(element, Tile(kv, block, true, g), offset * head_dim + d, value[d]);
-      }
+      Tile(kv, block, false, g).Write(offset, key);
+      Tile(kv, block, true, g).Write(offset, {value, value + head_dim});
     }
   }
 }

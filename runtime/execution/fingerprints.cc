@@ -1,5 +1,6 @@
 #include "runtime/execution/fingerprints.h"
 
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -62,13 +63,16 @@ std::string KvClass(const Model& model, const KvLayout& layout) {
 
 ProbedOptions ProbedOptionsOf(const Model& model) {
   const ModelSpec& spec = model.spec();
+  std::optional<KvType> kv_type = model.types().kv;
+  if (kv_type == KvTypeOf(model.types().compute)) kv_type.reset();
   return {
       .window = spec.has_windows(),
       .head_norms = spec.has_head_norms(),
       .score_cap = model.config().score_cap != 0,
       .gated_gelu = spec.ffn == FfnKind::kGated && spec.activation == ActivationFunction::kGeluTanh,
       .logit_cap = model.config().logit_cap != 0,
-      .int8_weights = model.types().weights == WeightType::kInt8};
+      .int8_weights = model.types().weights == WeightType::kInt8,
+      .kv_type = kv_type};
 }
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {

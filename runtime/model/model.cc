@@ -53,9 +53,19 @@ absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_t
       absl::StrFormat("dtype is \"%s\", want auto, f32 or bf16", dtype));
 }
 
+absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
+  if (name == "auto") return automatic;
+  for (const KvType type : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+    if (name == NameOf(type)) return type;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("kv is \"%s\", want auto, f32, bf16, int8 or int8g8", name));
+}
+
 absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, TensorType stored_type) {
   TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
   ModelTypes types = ModelTypes::Of(compute);
+  TANDEM_ASSIGN_OR_RETURN(types.kv, KvTypeNamed(options.kv, types.kv));
   if (options.weights == "auto") return types;
   if (options.weights != "int8") {
     return absl::InvalidArgumentError(

@@ -30,6 +30,9 @@ struct ModelOptions {
   std::string dtype = "auto";
   // What matrices are kept in. "auto": what is computed in. "int8": quantised when they are packed.
   std::string weights = "auto";
+  // What KV is kept in. "auto": what is computed in. "f32", "bf16", "int8" and "int8g8" are
+  // KvTypes.
+  std::string kv = "auto";
   std::string cache_dir;                         // Empty: weights are packed into memory.
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
 };
@@ -45,7 +48,7 @@ struct ModelPlan {
 class Model {
  public:
   // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint, UnreadTensors and
-  // ModelWeights; InvalidArgument for an unknown dtype or weights.
+  // ModelWeights; InvalidArgument for an unknown dtype, weights or kv.
   static absl::StatusOr<std::unique_ptr<Model>> Load(const ModelOptions& options, Backend* backend);
 
   // Reads no weights. Errors as of Load.

@@ -56,7 +56,7 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
   } else if (prefill.kv.block_bytes != decode.kv.block_bytes) {
     found.emplace_back("block bytes",
                        absl::StrFormat("a block has %d bytes, the decode worker's %d: another "
-                                       "--dtype or --weights, or another model",
+                                       "--dtype, --kv-dtype or --weights, or another model",
                                        prefill.kv.block_bytes, decode.kv.block_bytes));
   }
   compare("numerics_id", prefill.terms.numerics_id, decode.terms.numerics_id);

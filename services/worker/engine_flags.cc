@@ -26,12 +26,18 @@ void EngineFlags::Declare(FlagSet* flags) {
              "threads of a worker that compute; 0: the CPUs of the affinity mask and the cgroup's "
              "quota, divided by the workers there",
              0, 1024);
-  flags->AddChoice("dtype", &dtype, {"auto", "f32", "bf16"},
-                   "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
+  flags->AddChoice(
+      "dtype", &dtype, {"auto", "f32", "bf16"},
+      "what is computed in, and what weights and KV are kept in unless another flag says "
+      "so; auto: the checkpoint's own, F16 as f32");
   flags->AddChoice(
       "weights", &weights, {"auto", "int8"},
       "what matrices are kept in; auto: --dtype; int8: quantised when they are loaded, "
       "multiplied with inputs of 8 bits");
+  flags->AddChoice(
+      "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8"},
+      "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
+      "int8g8: a scale each 8 numbers");
   flags->AddChoice("isa", &isa, IsaChoices(),
                    "instruction set; lower it to match other machines bit for bit");
   flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
@@ -59,6 +65,7 @@ std::vector<std::string> EngineFlags::Arguments() const {
       absl::StrCat("--threads=", threads),
       "--dtype=" + dtype,
       "--weights=" + weights,
+      "--kv-dtype=" + kv_dtype,
       "--isa=" + isa,
       "--load-format=" + load_format,
       "--cache-dir=" + cache_dir,

@@ -24,11 +24,16 @@ def pair():
     return paths[0], paths[-1]
 
 
-@pytest.fixture(scope="module")
-def hybrid_int8(tmp_path_factory):
-    """The reference of fleets whose matrices are kept in 8 bits."""
-    with Server(tmp_path_factory.mktemp("int8"), DEMO_MODEL, "--hybrid=1", "--weights=int8") as server:
-        yield server
+# What workers of a fleet are told to keep numbers in.
+FORMATS = {"auto": [], "weights of 8 bits": ["--weights=int8"], "KV of 8 bits": ["--kv-dtype=int8g8"]}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def in_format(request, tmp_path_factory):
+    """The reference of fleets in a format, and what its workers are told."""
+    flags = FORMATS[request.param]
+    with Server(tmp_path_factory.mktemp("format"), DEMO_MODEL, "--hybrid=1", *flags) as server:
+        yield server, flags
 
 
 def fingerprint(server):
@@ -62,17 +67,16 @@ def test_streams_move_between_instruction_sets(tmp_path, pair, hybrid):
         router.wait_idle(30)
 
 
-@pytest.mark.parametrize("weights", ["auto", "int8"])
-def test_blocks_move_between_instruction_sets(tmp_path, pair, hybrid, hybrid_int8, weights):
+def test_blocks_move_between_instruction_sets(tmp_path, pair, hybrid, in_format):
     requests = mixed_requests(seed=32, count=5)
-    reference, other = (hybrid, hybrid_int8) if weights == "auto" else (hybrid_int8, hybrid)
+    reference, flags = in_format
     want = [ask(reference, request) for request in requests]
-    assert fingerprint(reference) != fingerprint(other)
+    assert (fingerprint(reference) == fingerprint(hybrid)) == (flags == [])
     for prefill_isa, decode_isa in (pair, pair[::-1]):
         folder = tmp_path / prefill_isa
         folder.mkdir()
-        prefill = Worker(folder, "prefill", "--role=prefill", f"--isa={prefill_isa}", f"--weights={weights}")
-        decode = Worker(folder, "decode", "--role=decode", f"--isa={decode_isa}", f"--weights={weights}")
+        prefill = Worker(folder, "prefill", "--role=prefill", f"--isa={prefill_isa}", *flags)
+        decode = Worker(folder, "decode", "--role=decode", f"--isa={decode_isa}", *flags)
         with prefill, decode, Router(folder, [prefill, decode], "--disaggregate=always") as router:
             assert [ask(router, request) for request in requests] == want
             assert fingerprint(router) == fingerprint(reference)

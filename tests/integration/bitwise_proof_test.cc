@@ -297,14 +297,16 @@ TEST_P(BitwiseProofTest, AFencedWorkerAloneGivesTheSameBits) {
 // The comparison can fail: each format computes other numbers.
 TEST(BitwiseProofItselfTest, DifferentNumbersAreSeen) {
   std::set<float> logprobs;
-  for (const char* const format : {"f32", "bf16", "bf16_int8"}) {
+  for (const char* const format : {"f32", "bf16", "bf16_int8", "bf16_kvint8", "bf16_kvint8g8"}) {
     const BitwiseProof proof(Demo(), format, ShortSet(kDemoVocabulary));
     logprobs.insert(proof.reference(0).choices[0][0].logprob);
   }
-  EXPECT_EQ(logprobs.size(), 3u);
+  EXPECT_EQ(logprobs.size(), 5u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, BitwiseProofTest, testing::Values("f32", "bf16", "bf16_int8"),
+INSTANTIATE_TEST_SUITE_P(All, BitwiseProofTest,
+                         testing::Values("f32", "bf16", "bf16_int8", "f32_kvbf16", "bf16_kvint8",
+                                         "f32_kvint8g8"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -17,18 +17,41 @@ constexpr bool kSampleOnly = false;
 #endif
 using Windows = std::vector<int64_t>;
 
+// Computed in, and what KV is kept in.
+struct Types {
+  DType compute;
+  KvType kv;
+};
+std::ostream& operator<<(std::ostream& out, const Types& types) {
+  return out << NameOf(types.compute) << " with KV of type " << NameOf(types.kv);
+}
+
 class AttentionTest : public DeviceTest {
  protected:
+  // All that the device has.
+  const std::vector<Types>& AllTypes() {
+    if (!types_.empty()) return types_;
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      for (const KvType kv : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+        const auto format = device_->backend().GetKvTileFormat({16, 64, kv}, compute);
+        if (format.ok()) types_.push_back({compute, kv});
+      }
+    }
+    return types_;
+  }
+
   // Over 28 cases every head size comes twice, every group size at least three times.
   PagedShape ShapeOf(int i) {
     constexpr int kHeadDims[] = {2, 6, 8, 16, 18, 32, 48, 64, 80, 96, 100, 112, 128, 256};
     constexpr int kGroups[] = {1, 2, 3, 4, 7, 8, 16, 32};
     const int group = kGroups[i % std::size(kGroups)];
     const int kv_heads = group >= 16 ? 1 : static_cast<int>(Between(1, 3));
+    const Types types = AllTypes()[i % AllTypes().size()];
     return PagedShape{.num_heads = kv_heads * group,
                       .num_kv_heads = kv_heads,
                       .head_dim = kHeadDims[i % std::size(kHeadDims)],
-                      .dtype = AnyDType(),
+                      .dtype = types.compute,
+                      .kv_type = types.kv,
                       .rotary = random_->Chance(0.7),
                       .window = random_->Chance(0.4) ? Between(1, 150) : 0,
                       .head_norms = random_->Chance(0.4),
@@ -46,6 +69,9 @@ class AttentionTest : public DeviceTest {
     return shape.dtype == DType::kF32 ? Near(shape.dtype, actual, expected, 3e-6f, 1e-5f)
                                       : Near(shape.dtype, actual, expected, 6e-3f, 8e-3f);
   }
+
+ private:
+  std::vector<Types> types_;
 };
 
 TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
@@ -79,8 +105,12 @@ TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
 }
 
 TEST_P(AttentionTest, MatchesReferenceOverSegmentBorders) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = dtype};
+  for (const Types& types : AllTypes()) {
+    const PagedShape shape{.num_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 16,
+                           .dtype = types.compute,
+                           .kv_type = types.kv};
     const PagedSequence sequence = Sequence(shape, 2051);
     PagedCase expected(reference_.get(), shape, 16, 130, 1);
     PagedCase actual(device_.get(), shape, 16, 130, 2);
@@ -89,8 +119,12 @@ TEST_P(AttentionTest, MatchesReferenceOverSegmentBorders) {
 }
 
 TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const PagedShape shape{.num_heads = 3, .num_kv_heads = 1, .head_dim = 64, .dtype = dtype};
+  for (const Types& types : AllTypes()) {
+    const PagedShape shape{.num_heads = 3,
+                           .num_kv_heads = 1,
+                           .head_dim = 64,
+                           .dtype = types.compute,
+                           .kv_type = types.kv};
     const PagedSequence sequence = Sequence(shape, 1101);
     std::vector<std::byte> whole;
     for (const int threads : {1, 2, 3}) {
@@ -101,7 +135,7 @@ TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
         const auto output = paged.Prefill(&sequence, chunk);
         if (whole.empty()) whole = output;
         ASSERT_EQ(output, whole) << "chunk " << chunk << ", blocks of " << block_tokens << ", "
-                                 << threads << " threads, " << NameOf(dtype);
+                                 << threads << " threads, " << types;
       }
     }
   }
@@ -110,21 +144,29 @@ TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
 // Lengths and windows on both sides of every border: sub-tiles of 16, tiles of 64, segments of
 // 1,024.
 TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const Types& types : AllTypes()) {
     for (const int64_t window :
          kSampleOnly ? Windows{17, 64} : Windows{1, 2, 15, 16, 17, 63, 64, 65, 127, 128}) {
-      const PagedShape shape{
-          .num_heads = 3, .num_kv_heads = 1, .head_dim = 8, .dtype = dtype, .window = window};
+      const PagedShape shape{.num_heads = 3,
+                             .num_kv_heads = 1,
+                             .head_dim = 8,
+                             .dtype = types.compute,
+                             .kv_type = types.kv,
+                             .window = window};
       const PagedSequence sequence = Sequence(shape, 200);
       PagedCase expected(reference_.get(), shape, 16, 20, 1);
       PagedCase actual(device_.get(), shape, 32, 20, 2);
       ASSERT_TRUE(Close(shape, actual.Prefill(&sequence, 200), expected.Prefill(&sequence, 200)))
-          << "window " << window << ", " << NameOf(dtype);
+          << "window " << window << ", " << types;
     }
     for (const int64_t window :
          kSampleOnly ? Windows{1025} : Windows{900, 1023, 1024, 1025, 1100, 2050}) {
-      const PagedShape shape{
-          .num_heads = 2, .num_kv_heads = 1, .head_dim = 4, .dtype = dtype, .window = window};
+      const PagedShape shape{.num_heads = 2,
+                             .num_kv_heads = 1,
+                             .head_dim = 4,
+                             .dtype = types.compute,
+                             .kv_type = types.kv,
+                             .window = window};
       const PagedSequence sequence = Sequence(shape, 2120);
       PagedCase expected(reference_.get(), shape, 16, 134, 1);
       PagedCase actual(device_.get(), shape, 16, 134, 2);
@@ -133,15 +175,19 @@ TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
       for (const int64_t count : {900, 128, 940, 140, 12}) {
         const auto output = actual.Step(actual_id, {count}, /*decode=*/false);
         ASSERT_TRUE(Close(shape, output, expected.Step(expected_id, {count}, /*decode=*/false)))
-            << "window " << window << ", " << NameOf(dtype);
+            << "window " << window << ", " << types;
       }
     }
   }
 }
 
 TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = dtype};
+  for (const Types& types : AllTypes()) {
+    PagedShape shape{.num_heads = 2,
+                     .num_kv_heads = 1,
+                     .head_dim = 16,
+                     .dtype = types.compute,
+                     .kv_type = types.kv};
     const PagedSequence sequence = Sequence(shape, 1100);
     PagedCase plain(device_.get(), shape, 16, 70, 1);
     const auto all = plain.Prefill(&sequence, 1100);
@@ -159,19 +205,20 @@ TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
 // Rows of one call begin in different tiles and segments than each of them alone; what the window
 // has left is neither read nor found in the block table.
 TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const Types& types : AllTypes()) {
     for (const int64_t window : kSampleOnly ? Windows{5, 200} : Windows{5, 30, 200, 1030}) {
       const PagedShape shape{.num_heads = 4,
                              .num_kv_heads = 2,
                              .head_dim = 16,
-                             .dtype = dtype,
+                             .dtype = types.compute,
+                             .kv_type = types.kv,
                              .window = window,
                              .head_norms = true,
                              .score_cap = 2.0f};
       const PagedSequence sequence = Sequence(shape, 2200);
       PagedCase at_once(device_.get(), shape, 16, 140, 1);
       const auto whole = at_once.Prefill(&sequence, 2200);
-      const size_t row_bytes = at_once.row_elements() * SizeOf(dtype);
+      const size_t row_bytes = at_once.row_elements() * SizeOf(types.compute);
       for (const int threads : {1, 3}) {
         const auto backend = MakeDevice(GetParam(), threads);
         for (const int64_t chunk : {16, 64, 100, 1500}) {
@@ -182,7 +229,7 @@ TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
             const auto rows = paged.Step({id}, {count}, decode);
             EXPECT_EQ(0, std::memcmp(rows.data(), whole.data() + done * row_bytes, rows.size()))
                 << "position " << done << ", chunk " << chunk << ", window " << window << ", "
-                << threads << " threads, " << NameOf(dtype);
+                << threads << " threads, " << types;
             done += count;
             paged.ForgetWhatTheWindowLeft(id);
             return !HasFailure();
@@ -259,13 +306,17 @@ TEST_P(AttentionTest, NormsOfHeadsAreThoseOfRowsToTheBit) {
 // Segments of 1,024 positions: from the fourth on, merged sums are merged again.
 TEST_P(AttentionTest, FourSegmentsMergeToTheSameBitsInAnyChunksAndPhases) {
   constexpr int64_t kTokens = 3100, kWhole = 3056;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = dtype};
+  for (const Types& types : AllTypes()) {
+    const PagedShape shape{.num_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 16,
+                           .dtype = types.compute,
+                           .kv_type = types.kv};
     const PagedSequence sequence = Sequence(shape, kTokens);
     PagedCase at_once(device_.get(), shape, 16, 200, 8);
     const auto whole = at_once.Prefill(&sequence, kTokens);
-    const auto rest_begin = static_cast<std::ptrdiff_t>(kWhole * at_once.row_elements() *
-                                                        static_cast<int64_t>(SizeOf(dtype)));
+    const auto rest_begin = static_cast<std::ptrdiff_t>(
+        kWhole * at_once.row_elements() * static_cast<int64_t>(SizeOf(types.compute)));
     const std::vector<std::byte> rest(whole.begin() + rest_begin, whole.end());
     for (const int threads : {1, 2, 3}) {
       const auto backend = MakeDevice(GetParam(), threads);
@@ -281,18 +332,20 @@ TEST_P(AttentionTest, FourSegmentsMergeToTheSameBitsInAnyChunksAndPhases) {
           const auto rows = paged.Step({id}, {step}, /*decode=*/step == 1);
           output.insert(output.end(), rows.begin(), rows.end());
         }
-        ASSERT_EQ(output, rest) << "steps of " << step << ", " << threads << " threads, "
-                                << NameOf(dtype);
+        ASSERT_EQ(output, rest) << "steps of " << step << ", " << threads << " threads, " << types;
       }
     }
   }
 }
 
 TEST_P(AttentionTest, DecodeAndPrefillGiveTheSameBits) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const Types& types : AllTypes()) {
     for (const int head_dim : {64, 48}) {
-      const PagedShape shape{
-          .num_heads = 4, .num_kv_heads = 1, .head_dim = head_dim, .dtype = dtype};
+      const PagedShape shape{.num_heads = 4,
+                             .num_kv_heads = 1,
+                             .head_dim = head_dim,
+                             .dtype = types.compute,
+                             .kv_type = types.kv};
       const PagedSequence sequence = Sequence(shape, head_dim == 64 ? 1060 : 200);
       for (const int threads : {1, 2}) {
         const auto backend = MakeDevice(GetParam(), threads);
@@ -300,11 +353,11 @@ TEST_P(AttentionTest, DecodeAndPrefillGiveTheSameBits) {
         const auto whole = prefill.Prefill(&sequence, sequence.num_tokens);
         PagedCase decode(backend.get(), shape, 32, 40, 4);
         const int id = decode.Add(&sequence);
-        const size_t row_bytes = decode.row_elements() * SizeOf(dtype);
+        const size_t row_bytes = decode.row_elements() * SizeOf(types.compute);
         for (int64_t t = 0; t < sequence.num_tokens; ++t) {
           const auto row = decode.Step({id}, {1}, /*decode=*/true);
           ASSERT_EQ(0, std::memcmp(row.data(), whole.data() + t * row_bytes, row_bytes))
-              << "position " << t << ", D " << head_dim << ", " << NameOf(dtype);
+              << "position " << t << ", D " << head_dim << ", " << types;
         }
       }
     }
@@ -312,8 +365,12 @@ TEST_P(AttentionTest, DecodeAndPrefillGiveTheSameBits) {
 }
 
 TEST_P(AttentionTest, OtherSequencesInTheBatchDoNotChangeABit) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const PagedShape shape{.num_heads = 4, .num_kv_heads = 2, .head_dim = 32, .dtype = dtype};
+  for (const Types& types : AllTypes()) {
+    const PagedShape shape{.num_heads = 4,
+                           .num_kv_heads = 2,
+                           .head_dim = 32,
+                           .dtype = types.compute,
+                           .kv_type = types.kv};
     std::vector<PagedSequence> sequences;
     for (int s = 0; s < 32; ++s) sequences.push_back(Sequence(shape, Between(2, 200)));
     const auto backend = MakeDevice(GetParam(), 3);
@@ -327,7 +384,7 @@ TEST_P(AttentionTest, OtherSequencesInTheBatchDoNotChangeABit) {
     const auto prefilled = together.Step(ids, counts, false);
     const auto decoded = together.Step(ids, std::vector<int64_t>(32, 1), true);
     size_t offset = 0;
-    const size_t row_bytes = together.row_elements() * SizeOf(dtype);
+    const size_t row_bytes = together.row_elements() * SizeOf(types.compute);
     for (int s = 0; s < 32; ++s) {
       PagedCase alone(device_.get(), shape, 32, 14, 6);
       const int id = alone.Add(&sequences[s]);

@@ -61,14 +61,18 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   probes.insert(Probe(*backend, {.gated_gelu = true}));
   probes.insert(Probe(*backend, {.logit_cap = true}));
   probes.insert(Probe(*backend, {.int8_weights = true}));
-  EXPECT_EQ(probes.size(), 8u);
+  for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+    probes.insert(Probe(*backend, {.kv_type = kv}));
+  }
+  EXPECT_EQ(probes.size(), 11u);
   const auto plain = ProbeOperations(*backend, {}, 1);
   const ProbeShape with_all{.window = 50,
                             .head_norms = true,
                             .score_cap = 1,
                             .gated_gelu = true,
                             .logit_cap = 1,
-                            .int8_weights = true};
+                            .int8_weights = true,
+                            .kv_type = KvType::kInt8};
   const auto more = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(plain.ok() && more.ok());
   ASSERT_GT(more->size(), plain->size());
@@ -78,7 +82,11 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
 // Workers whose kernels differ where nobody looks would continue each other's streams.
 TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOfNumbers) {
   const auto backend = MakeBackend("cpu-generic");
-  const ProbeShape with_all{.window = 50, .gated_gelu = true, .logit_cap = 1, .int8_weights = true};
+  const ProbeShape with_all{.window = 50,
+                            .gated_gelu = true,
+                            .logit_cap = 1,
+                            .int8_weights = true,
+                            .kv_type = KvType::kInt8};
   const auto operations = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(operations.ok()) << operations.status();
   std::multiset<std::string> names;
@@ -98,10 +106,11 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
     expect(name, 1, 2);
   }
   // Without options, and with those of the model.
-  for (const char* name :
-       {"cos", "sin", "query", "kv blocks", "prefill_attention", "decode_attention"}) {
+  for (const char* name : {"query", "kv blocks", "prefill_attention", "decode_attention"}) {
     expect(name, 2, 2);
+    expect("int8 kv: " + std::string(name), 1, 1);
   }
+  for (const char* name : {"cos", "sin"}) expect(name, 3, 3);
   expect("soft_cap", 1, 1);
   for (const char* name : {"embedding", "gather", "log_softmax", "log_softmax_stats"}) {
     for (const char* kind : {"", ", hostile numbers"}) {
@@ -159,6 +168,8 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.gated_gelu = true;
     shape.logit_cap = 20.0f;
     shape.int8_weights = true;
+    constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
+    shape.kv_type = kKvTypes[i % 3];
     const uint64_t numbers = random.Next();
     const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
     ASSERT_TRUE(expected.ok()) << expected.status();

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -96,6 +98,37 @@ TEST(TypesTest, AttentionComputesInItsTypeWhateverKvIsKeptIn) {
   EXPECT_NE(Attend(DType::kBF16, KvType::kF32, qkv), Attend(DType::kBF16, KvType::kBF16, qkv));
 }
 
+// What numbers kept in 8 bits are: runs of `length` have a scale.
+std::vector<float> InInt8(const std::vector<float>& numbers, int length, bool scale_is_bf16) {
+  std::vector<float> kept;
+  for (size_t begin = 0; begin < numbers.size(); begin += length) {
+    float absmax = 0;
+    for (int i = 0; i < length; ++i) absmax = std::max(absmax, std::fabs(numbers[begin + i]));
+    float scale = absmax / 127.0f;
+    if (scale_is_bf16) scale = ToFloat(ToBfloat16(scale));
+    for (int i = 0; i < length; ++i) {
+      const float number = std::clamp(numbers[begin + i] / scale, -127.0f, 127.0f);
+      kept.push_back(std::nearbyint(number) * scale);
+    }
+  }
+  return kept;
+}
+
+TEST(TypesTest, KvOf8BitsIsWithinTheRoundingOfItsScaledNumbers) {
+  Random random(13);
+  constexpr int kRow = (2 + 2) * 16, kQuery = 2 * 16;
+  const std::vector<float> qkv = Numbers(70 * kRow, &random);
+  for (const bool grouped : {false, true}) {
+    std::vector<float> kept = InInt8(qkv, grouped ? 8 : 16, grouped);
+    for (int64_t i = 0; i < 70 * kRow; ++i) {
+      if (i % kRow < kQuery) kept[i] = qkv[i];
+    }
+    const auto actual = Attend(DType::kF32, grouped ? KvType::kInt8G8 : KvType::kInt8, qkv);
+    EXPECT_TRUE(Near(DType::kF32, actual, Attend(DType::kF32, KvType::kF32, kept), 1e-6f, 1e-6f));
+    EXPECT_FALSE(Near(DType::kF32, actual, Attend(DType::kF32, KvType::kF32, qkv), 1e-6f, 1e-6f));
+  }
+}
+
 // What is stored and what is computed in are two types, and a backend has kernels for some pairs of
 // them. A model of another pair is refused when its layers are declared.
 TEST(TypesTest, TypesThatNoKernelHasTogetherAreRefused) {
@@ -103,9 +136,14 @@ TEST(TypesTest, TypesThatNoKernelHasTogetherAreRefused) {
     const auto backend = MakeBackend(device);
     ASSERT_NE(backend, nullptr);
     const absl::Status tile =
-        backend->GetKvTileFormat({16, 64, KvType::kBF16}, DType::kF32).status();
+        backend->GetKvTileFormat({16, 64, KvType::kF32}, DType::kBF16).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(tile)) << tile;
-    EXPECT_NE(tile.ToString().find("in f32 with KV of type bf16"), std::string::npos) << tile;
+    EXPECT_NE(tile.ToString().find("in bf16 with KV of type f32"), std::string::npos) << tile;
+    for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+      for (const DType compute : {DType::kF32, DType::kBF16}) {
+        EXPECT_TRUE(backend->GetKvTileFormat({16, 64, kv}, compute).ok()) << NameOf(kv);
+      }
+    }
     const absl::Status linear = backend
                                     ->GetPackedFormat({.in_features = 8,
                                                        .out_features = 4,

@@ -9,12 +9,18 @@
 
 namespace tandem {
 
-// "f32" or "bf16"; or either with what matrices are kept in, "bf16_int8".
+// "f32" or "bf16"; or either with what matrices are kept in, "bf16_int8", or KV, "bf16_kvint8".
 inline ModelOptions InFormat(const std::string& folder, const std::string& format) {
   const size_t end = format.find('_');
-  return {.folder = folder,
-          .dtype = format.substr(0, end),
-          .weights = end == std::string::npos ? "auto" : format.substr(end + 1)};
+  ModelOptions options{.folder = folder, .dtype = format.substr(0, end)};
+  if (end == std::string::npos) return options;
+  const std::string kept = format.substr(end + 1);
+  if (kept.starts_with("kv")) {
+    options.kv = kept.substr(2);
+  } else {
+    options.weights = kept;
+  }
+  return options;
 }
 
 }  // namespace tandem

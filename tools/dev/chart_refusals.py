@@ -51,7 +51,7 @@ REFUSED = [
        f"pools.prefill: nobody who decodes could take its blocks: decode has another {term}; decode-long has another {term}")
       for term, path, value in (
           ("transport", "transport", "grpc"), ("dtype", "config", {"dtype": "f32"}), ("isa", "config", {"isa": "generic"}),
-          ("weights", "config", {"weights": "int8"}),
+          ("weights", "config", {"weights": "int8"}), ("kv-dtype", "config", {"kv-dtype": "int8"}),
           ("block-size", "config", {"block-size": 16}), ("load-format", "config", {"load-format": "dummy"}))],
     ("nobody decodes", {"pools": {"prefill": {"role": "prefill"}}}, "none has the role decode or hybrid"),
     ("a pool without a limit of memory", {"pools/decode/resources": {"requests": {"cpu": 1}}},

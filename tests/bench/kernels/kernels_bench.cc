@@ -1,9 +1,10 @@
 // GEMM and decode attention beside the limits of the machine, measured in the same run and
 // interleaved, after their results have been checked.
 //
-//   build/release/bench/kernels_bench [isa [threads [repetitions]]]      (auto, 2, 7)
+//   build/release/bench/kernels_bench [isa [threads [repetitions [rows]]]]      (auto, 2, 7, all)
 //
-// Prints one line a row: median, and its share of each limit's median.
+// Prints one line a row: median, and its share of each limit's median. `rows` is what names of rows
+// have in them, beside the limits.
 
 #include <algorithm>
 #include <chrono>
@@ -44,6 +45,7 @@ struct Row {
   std::function<void()> work;
   Limit limit;
   std::vector<double> seconds;
+  std::string beside = "";  // A row whose time is printed as a multiple of this one's.
 };
 
 // Memory that the host and the operations share: a mirror of a backend that is the host.
@@ -139,11 +141,15 @@ class GemmCase {
 // Sequences of one length over bf16 KV, 32 query heads on 8 KV heads of 128.
 class AttentionCase {
  public:
-  static constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128, kBlockTokens = 16;
+  static constexpr int kKvHeads = 8, kHeadDim = 128, kBlockTokens = 16;
 
-  AttentionCase(Backend& backend, int num_sequences, int32_t num_tokens)
-      : backend_(backend), num_sequences_(num_sequences), num_tokens_(num_tokens) {
-    const KvTileShape tile{kBlockTokens, kHeadDim, KvType::kBF16};
+  AttentionCase(Backend& backend, KvType kv_type, int num_heads, int num_sequences,
+                int32_t num_tokens)
+      : backend_(backend),
+        num_heads_(num_heads),
+        num_sequences_(num_sequences),
+        num_tokens_(num_tokens) {
+    const KvTileShape tile{kBlockTokens, kHeadDim, kv_type};
     const KvTileFormat format = Must(backend.GetKvTileFormat(tile, DType::kBF16));
     const int blocks_each = (num_tokens + kBlockTokens - 1) / kBlockTokens;
     const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
@@ -162,26 +168,27 @@ class AttentionCase {
       std::swap(table_[i - 1], table_[random.Below(i)]);
     }
     lengths_.assign(num_sequences, num_tokens);
-    constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kHeadDim;
-    const MirrorBuffer qkv = RandomNumbers(backend, DType::kF32, num_tokens * kRow, 1.0f);
-    query_ = Must(backend.AllocateMirror(int64_t{num_tokens} * kHeads * kHeadDim * 2));
-    output_ = Must(backend.AllocateMirror(int64_t{num_tokens} * kHeads * kHeadDim * 2));
+    const int64_t row = (num_heads_ + 2 * kKvHeads) * kHeadDim;
+    const MirrorBuffer qkv = RandomNumbers(backend, DType::kF32, num_tokens * row, 1.0f);
+    query_ = Must(backend.AllocateMirror(int64_t{num_tokens} * num_heads * kHeadDim * 2));
+    output_ = Must(backend.AllocateMirror(int64_t{num_tokens} * num_heads * kHeadDim * 2));
     for (int s = 0; s < num_sequences; ++s) {
       std::vector<int64_t> slots;
       for (int64_t t = 0; t < num_tokens; ++t) {
         slots.push_back(int64_t{table_[s * max_blocks_ + t / kBlockTokens]} * kBlockTokens +
                         t % kBlockTokens);
       }
-      Must(backend.RotaryKvWrite({.query = qkv.device.as<float>(),
-                                  .key = qkv.device.as<float>() + kHeads * kHeadDim,
-                                  .value = qkv.device.as<float>() + (kHeads + kKvHeads) * kHeadDim,
-                                  .input_stride = kRow,
-                                  .slots = OfHost<const int64_t>(slots.data()),
-                                  .kv = kv_,
-                                  .query_out = query_.device.data(),
-                                  .num_tokens = num_tokens,
-                                  .num_heads = kHeads,
-                                  .compute_dtype = DType::kBF16}));
+      Must(backend.RotaryKvWrite(
+          {.query = qkv.device.as<float>(),
+           .key = qkv.device.as<float>() + num_heads_ * kHeadDim,
+           .value = qkv.device.as<float>() + (num_heads_ + kKvHeads) * kHeadDim,
+           .input_stride = row,
+           .slots = OfHost<const int64_t>(slots.data()),
+           .kv = kv_,
+           .query_out = query_.device.data(),
+           .num_tokens = num_tokens,
+           .num_heads = num_heads_,
+           .compute_dtype = DType::kBF16}));
     }
   }
 
@@ -193,7 +200,7 @@ class AttentionCase {
                                    .output = output_.device.data(),
                                    .num_sequences = num_sequences_,
                                    .max_blocks = max_blocks_,
-                                   .num_heads = kHeads,
+                                   .num_heads = num_heads_,
                                    .compute_dtype = DType::kBF16,
                                    .softmax_scale = 0.09f,
                                    .score_cap = score_cap}));
@@ -210,7 +217,7 @@ class AttentionCase {
                                     .output = output_.device.data(),
                                     .num_sequences = 1,
                                     .max_blocks = max_blocks_,
-                                    .num_heads = kHeads,
+                                    .num_heads = num_heads_,
                                     .compute_dtype = DType::kBF16,
                                     .softmax_scale = 0.09f}));
   }
@@ -219,28 +226,27 @@ class AttentionCase {
   // as random numbers below 1 every output is below 1.
   void Check() {
     Prefill();
-    constexpr int64_t kRow = kHeads * kHeadDim;
-    const std::vector<std::byte> last(output_.host.data() + (num_tokens_ - 1) * kRow * 2,
-                                      output_.host.data() + num_tokens_ * kRow * 2);
-    std::memcpy(query_.host.data(), query_.host.data() + (num_tokens_ - 1) * kRow * 2, kRow * 2);
+    const int64_t row = int64_t{num_heads_} * kHeadDim;
+    const std::vector<std::byte> last(output_.host.data() + (num_tokens_ - 1) * row * 2,
+                                      output_.host.data() + num_tokens_ * row * 2);
+    std::memcpy(query_.host.data(), query_.host.data() + (num_tokens_ - 1) * row * 2, row * 2);
     Decode();
     TANDEM_CHECK(std::memcmp(output_.host.data(), last.data(), last.size()) == 0)
         << "decode and prefill differ";
-    for (int64_t i = 0; i < kRow; ++i) {
+    for (int64_t i = 0; i < row; ++i) {
       TANDEM_CHECK(std::fabs(Get(DType::kBF16, output_, i)) <= 1.0f) << i;
     }
   }
 
-  double Bytes() const {
-    return static_cast<double>(num_sequences_) * num_tokens_ * kKvHeads * kHeadDim * 2 * 2;
-  }
+  double Bytes() const { return static_cast<double>(table_.size() * kv_.block_stride_bytes); }
   // Causal: half of the square.
   double PrefillOperations() const {
-    return 2.0 * num_tokens_ * (num_tokens_ + 1) * kHeads * kHeadDim;
+    return 2.0 * num_tokens_ * (num_tokens_ + 1) * num_heads_ * kHeadDim;
   }
 
  private:
   Backend& backend_;
+  const int num_heads_;
   const int64_t num_sequences_;
   const int32_t num_tokens_;
   DeviceBuffer pool_;
@@ -268,11 +274,18 @@ void MeasureAndPrint(int repetitions, bool has_dot, std::vector<Row>* rows_to_me
     if (row.limit == Limit::kFloat && has_dot) {
       std::printf(" %5.2f of vdpbf16ps", rate(row) / rate(rows[3]));
     }
+    for (const Row& other : rows) {
+      if (other.name == row.beside) {
+        std::printf(" %5.2f times as fast as \"%s\"", Median(other.seconds) / Median(row.seconds),
+                    other.name.c_str());
+      }
+    }
     std::printf("\n");
   }
 }
 
-int Main(const std::string& wanted, int num_threads, int repetitions) {
+int Main(const std::string& wanted, int num_threads, int repetitions,
+         const std::string& rows_with) {
   const auto backend = Must(CreateCpuBackend({.isa = wanted, .num_threads = num_threads}));
   const std::string isa = backend->isa();
   const bool has_dot = isa == "avx512bf16";
@@ -365,17 +378,28 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
     add("bf16 by multiply-add", *by_method[1]);
   }
 
-  AttentionCase long_context(*backend, 4, 8192);
-  AttentionCase batch(*backend, 16, 1024);
-  AttentionCase prompt(*backend, 1, 1024);
-  long_context.Check();
+  AttentionCase batch(*backend, KvType::kBF16, 32, 16, 1024);
+  AttentionCase prompt(*backend, KvType::kBF16, 32, 1, 1024);
   batch.Check();
   prompt.Check();
-  rows.push_back({"decode attention 4 x 8192",
-                  long_context.Bytes(),
-                  [&] { long_context.Decode(); },
-                  Limit::kRead,
-                  {}});
+  std::vector<std::unique_ptr<AttentionCase>> long_contexts;
+  for (const int heads : {32, 8}) {
+    const std::string suffix = heads == 8 ? ", 8 heads" : "";
+    for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+      AttentionCase* const c =
+          long_contexts
+              .emplace_back(std::make_unique<AttentionCase>(*backend, type, heads, 4, 8192))
+              .get();
+      c->Check();
+      const std::string name = "decode attention 4 x 8192" + suffix;
+      rows.push_back({type == KvType::kBF16 ? name : NameOf(type) + (" " + name),
+                      c->Bytes(),
+                      [c] { c->Decode(); },
+                      Limit::kRead,
+                      {},
+                      type == KvType::kBF16 ? "" : name});
+    }
+  }
   rows.push_back(
       {"decode attention 16 x 1024", batch.Bytes(), [&] { batch.Decode(); }, Limit::kRead, {}});
   rows.push_back({"decode attention 16 x 1024, capped",
@@ -388,6 +412,21 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
                   [&] { prompt.Prefill(); },
                   Limit::kFloat,
                   {}});
+  std::vector<std::unique_ptr<AttentionCase>> prompts;
+  for (const KvType type : {KvType::kInt8, KvType::kInt8G8}) {
+    AttentionCase* const c =
+        prompts.emplace_back(std::make_unique<AttentionCase>(*backend, type, 32, 1, 1024)).get();
+    rows.push_back({NameOf(type) + std::string(" prefill attention 1024"),
+                    c->PrefillOperations(),
+                    [c] { c->Prefill(); },
+                    Limit::kFloat,
+                    {},
+                    "prefill attention 1024"});
+  }
+  std::erase_if(rows, [&](const Row& row) {
+    return row.name.find("limit: ") == std::string::npos &&
+           row.name.find(rows_with) == std::string::npos;
+  });
 
   MeasureAndPrint(repetitions, has_dot, &rows);
   return 0;
@@ -398,5 +437,5 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
 
 int main(int argc, char** argv) {
   return tandem::Main(argc > 1 ? argv[1] : "auto", argc > 2 ? std::atoi(argv[2]) : 2,
-                      argc > 3 ? std::atoi(argv[3]) : 7);
+                      argc > 3 ? std::atoi(argv[3]) : 7, argc > 4 ? argv[4] : "");
 }

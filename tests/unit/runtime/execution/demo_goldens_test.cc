@@ -23,6 +23,8 @@ constexpr int kThreads = 2;
 constexpr double kClearMarginNats = 0.1;
 constexpr double kMaxMeanKl = 1e-3;
 constexpr double kMaxInt8WeightsPerplexity = 1.005;  // of that without
+constexpr double kMaxInt8KvPerplexity = 1.005;
+constexpr double kMaxGroupedKvPerplexity = 1.001;
 
 json::object ReadGolden(const std::string& name) {
   const auto text =
@@ -177,6 +179,21 @@ TEST(DemoGoldensTest, EightBitWeightsCostLittlePerplexityOnHeldOutText) {
     EXPECT_NE(int8, whole) << "8 bits were not used";
     if (kSampleOnly) continue;
     EXPECT_LE(int8 / whole, kMaxInt8WeightsPerplexity);
+  }
+}
+
+TEST(DemoGoldensTest, KvOfEightBitsCostsLittlePerplexityOnHeldOutText) {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    const double whole = HeldOutPerplexity(dtype);
+    for (const auto& [kv, most] :
+         {std::pair("int8", kMaxInt8KvPerplexity), std::pair("int8g8", kMaxGroupedKvPerplexity)}) {
+      const double int8 = HeldOutPerplexity(dtype + "_kv" + kv);
+      std::printf("%s: perplexity %.4f, with KV of type %s %.4f: %+.3f %%\n", dtype.c_str(), whole,
+                  kv, int8, 100 * (int8 / whole - 1));
+      EXPECT_NE(int8, whole) << "8 bits were not used";
+      if (kSampleOnly) continue;
+      EXPECT_LE(int8 / whole, most);
+    }
   }
 }
 

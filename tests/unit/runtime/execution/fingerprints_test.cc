@@ -146,6 +146,9 @@ TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
   ASSERT_TRUE(gpt2.ok()) << gpt2.status();
   EXPECT_FALSE(ProbedOptionsOf(**gpt2).gated_gelu) << "its gelu is probed for every model";
   EXPECT_FALSE(options.int8_weights);
+  EXPECT_FALSE(options.kv_type);
+  EXPECT_EQ(ProbedOptionsOf(Make(kLlama, "f32_kvbf16", "cpu", 1, 16)->model()).kv_type,
+            KvType::kBF16);
   EXPECT_TRUE(ProbedOptionsOf(Make(kLlama, "bf16_int8", "cpu", 1, 16)->model()).int8_weights);
   const auto plain = Make("mistral_head20_no_window_bf16", "f32", "cpu", 1, 16);
   EXPECT_EQ(*ProbeNumerics(plain->backend(), ProbedOptionsOf(plain->model())),

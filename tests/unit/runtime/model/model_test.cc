@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -340,6 +341,28 @@ TEST(ModelTest, MatricesAreKeptInWhatIsAskedFor) {
     options.weights = "int3";
     EXPECT_THAT(Refusal(options), HasSubstr("weights is \"int3\", want auto or int8"));
   }
+}
+
+TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
+  const auto backend = CreateBackend({.device = "cpu", .isa = "generic"});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  ModelOptions options{.folder = Tiny("llama_mha32_tied"), .dtype = "bf16"};
+  size_t block_bytes = std::numeric_limits<size_t>::max();
+  for (const char* kv : {"bf16", "int8g8", "int8"}) {
+    options.kv = kv;
+    const auto plan = Model::Plan(options, **backend);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(NamesOf(plan->types), absl::StrCat("compute=bf16 weights=bf16 kv=", kv));
+    const auto layout = KvLayout::Make(plan->config, **backend, plan->types, 16);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    EXPECT_LT(layout->block_bytes, block_bytes) << kv;
+    block_bytes = layout->block_bytes;
+  }
+  options.kv = "f32";
+  EXPECT_THAT(Model::Load(options, backend->get()).status().ToString(),
+              HasSubstr("computes in bf16 with KV of type f32"));
+  options.kv = "int4";
+  EXPECT_THAT(Refusal(options), HasSubstr("kv is \"int4\", want auto, f32, bf16, int8 or int8g8"));
 }
 
 TEST(ModelTest, BytesOfABlockFollowTheSizes) {

@@ -46,6 +46,10 @@ TEST_F(WorkerPlanTest, AWorkerLoadsWhatItsFlagsName) {
   EXPECT_EQ(Plan()->model_options.cache_dir, DefaultCacheDir());
   options_.dtype = "f32";
   EXPECT_EQ(Plan()->model_options.dtype, "f32");
+  options_.weights = "int8";
+  options_.kv_dtype = "int8g8";
+  EXPECT_EQ(Plan()->model.types.weights, WeightType::kInt8);
+  EXPECT_EQ(Plan()->model.types.kv, KvType::kInt8G8);
 }
 
 TEST_F(WorkerPlanTest, ItsSizesAreThoseOfItsModel) {
