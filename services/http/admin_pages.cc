@@ -48,7 +48,7 @@ void AdminPages::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
   const bool fleet = request.path == "/metrics/fleet" && parts_.fleet_metrics != nullptr;
   const bool known = request.path == "/health" || request.path == "/ready" ||
                      request.path == "/metrics" || request.path == "/version" || fleet;
-  if (!known) return SendError(404, "no such route", exchange.get());
+  if (!known) return SendError(404, NoSuchRoute(request.path), exchange.get());
   if (request.method != "GET" && request.method != "HEAD") {
     return SendError(405, request.path + " takes GET", exchange.get(), {{"Allow", "GET, HEAD"}});
   }

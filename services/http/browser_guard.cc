@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/base/ip_address.h"
+#include "services/http/http_error.h"
 
 namespace tandem {
 namespace {
@@ -21,14 +22,6 @@ std::string HostOf(std::string_view field) {
   std::string host = Lower(field.substr(0, colon));
   if (host.size() > 1 && host.back() == '.') host.pop_back();
   return host;
-}
-
-// What a client said, in an error: short and printable.
-std::string Shown(std::string_view text) {
-  std::string out(text.substr(0, 100));
-  std::replace_if(
-      out.begin(), out.end(), [](char c) { return c < 32 || c > 126; }, '?');
-  return out;
 }
 
 bool IsJson(std::string_view content_type) {

@@ -1,5 +1,7 @@
 #include "services/http/http_error.h"
 
+#include <algorithm>
+
 #include "runtime/base/log.h"
 
 namespace tandem {
@@ -50,5 +52,14 @@ std::string ErrorJson(int http_status, std::string_view message, std::string_vie
   out += "}}";
   return out;
 }
+
+std::string Shown(std::string_view text) {
+  std::string out(text.substr(0, 100));
+  std::replace_if(
+      out.begin(), out.end(), [](char c) { return c < 32 || c > 126; }, '?');
+  return out;
+}
+
+std::string NoSuchRoute(std::string_view path) { return "no such route: \"" + Shown(path) + "\""; }
 
 }  // namespace tandem

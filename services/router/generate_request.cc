@@ -84,7 +84,7 @@ absl::Status CheckBias(const GenerateRequest& r, const ModelInfo& model) {
 
 absl::Status CheckLengths(const GenerateRequest& r) {
   if (r.max_tokens.has_value()) {
-    TANDEM_RETURN_IF_ERROR(CheckRange(r.names.max_tokens, *r.max_tokens, 1, INT32_MAX));
+    TANDEM_RETURN_IF_ERROR(CheckRange(r.names.max_tokens, *r.max_tokens, 1, kMaxRequestTokens));
   }
   TANDEM_RETURN_IF_ERROR(CheckRange(r.names.min_tokens, r.min_tokens, 0, INT32_MAX));
   if (r.max_tokens.has_value() && r.min_tokens > *r.max_tokens) {

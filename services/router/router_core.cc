@@ -401,12 +401,10 @@ void RouterCore::PublishView() {
                                                                       : WorkerState::kLost;
     ++counts.of(registration.role, state);
     if (registration.model != model_) continue;
-    if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
-      view.numerics_id = registration.terms.numerics_id;
-    }
-    if (healthy && worker.session != 0 && registration.role != WorkerRole::kPrefill) {
-      view.can_decode = true;
-    }
+    if (registration.role == WorkerRole::kPrefill) continue;
+    ++view.num_decoding;
+    if (view.numerics_id.empty()) view.numerics_id = registration.terms.numerics_id;
+    if (healthy && worker.session != 0) view.can_decode = true;
   }
   view.known_completely = fleet.KnownCompletely();
   const FleetWorker* const largest = fleet.Largest(model_, /*any_role=*/true);

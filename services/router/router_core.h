@@ -65,6 +65,7 @@ struct FleetView {
   bool known_completely = false;
   // Somebody healthy is there to decode the served model: no prefill worker left alone.
   bool can_decode = false;
+  size_t num_decoding = 0;  // Workers of the served model that decode, healthy or not.
   std::vector<std::string> awaited;
   std::vector<LostWorker> lost;  // The first of them, at most kMaxShownLost...
   size_t num_lost = 0;           // ...of so many.

@@ -7,25 +7,35 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
+
+constexpr char kWanted[] =
+    "want YAML with one mapping, and in it log-level: debug, info, warning or error";
+
+// At its line, which an exception may not know.
+absl::Status Wrong(const YAML::Mark& mark, const std::string& what) {
+  const std::string line = mark.is_null() ? "" : absl::StrCat("line ", mark.line + 1, ": ");
+  return absl::InvalidArgumentError(absl::StrCat(line, what, "; ", kWanted));
+}
 
 absl::StatusOr<LogLevel> LevelIn(const absl::StatusOr<FollowedFiles::Texts>& texts,
                                  LogLevel otherwise) {
   TANDEM_RETURN_IF_ERROR(texts.status());
   try {
     const YAML::Node file = YAML::Load(texts->front());
-    if (!file.IsMap() && !file.IsNull()) return absl::InvalidArgumentError("want one mapping");
+    if (!file.IsMap() && !file.IsNull()) return Wrong(file.Mark(), "no mapping");
     const YAML::Node line = file["log-level"];
     if (!line.IsDefined()) return otherwise;
     const std::optional<LogLevel> level =
         line.IsScalar() ? ParseLogLevel(line.Scalar()) : std::nullopt;
     if (level.has_value()) return *level;
-    return absl::InvalidArgumentError("log-level: want one of debug, info, warning, error");
+    return Wrong(line.Mark(), "no level");
   } catch (const YAML::Exception& error) {
-    return absl::InvalidArgumentError(error.what());
+    return Wrong(error.mark, error.msg);
   }
 }
 

@@ -169,6 +169,9 @@ std::string ProgramConfig::ToYaml() const {
     }
     yaml << YAML::Key << flag.name << YAML::Value << flag.text << YAML::Comment(source);
   }
+  for (const std::string& name : unknown_variables_) {
+    absl::StrAppend(&none, "# ", name, " names no flag of this program\n");
+  }
   yaml << YAML::EndMap;
   return absl::StrCat(yaml.c_str(), "\n", none);
 }

@@ -286,7 +286,9 @@ TEST_F(RouterHttpTest, AnEndTokenCountsButHasNoTextAndNoReason) {
 TEST_F(RouterHttpTest, WrongRequestsAreRefusedAndTheConnectionGoesOn) {
   Start();
   RawHttp client(http());
-  EXPECT_EQ(client.Exchange("/v1/nothing").status, 404);
+  const RawAnswer nothing = client.Exchange("/v1/nothing?a=b");
+  EXPECT_EQ(nothing.status, 404);
+  EXPECT_THAT(nothing.body, HasSubstr(R"("no such route: \"/v1/nothing\"")"));
   const RawAnswer posted = client.Exchange("/v1/models", "{}");
   EXPECT_EQ(posted.status, 405);
   EXPECT_EQ(posted.headers.at("allow"), "GET, HEAD");

@@ -81,7 +81,7 @@ TEST_F(RouterStartTest, ReadyTellsWhoIsLostAndWhoIsAwaited) {
   workers_.clear();
   ASSERT_TRUE(workers_lost(2)) << ready;
   EXPECT_THAT(std::string(ready.at("why").as_string()),
-              HasSubstr("of 2 that are known 2 are lost"));
+              HasSubstr("of 2 workers that are known 1 decode it; 2 are lost"));
   json::array& lost = ready.at("lost_workers").as_array();
   for (json::value& worker : lost) {
     EXPECT_FALSE(worker.at("why").as_string().empty());
@@ -90,6 +90,17 @@ TEST_F(RouterStartTest, ReadyTellsWhoIsLostAndWhoIsAwaited) {
   EXPECT_EQ(lost,
             (json::array{{{"name", "hybrid"}, {"address", hybrid}, {"role", "hybrid"}},
                          {{"name", "prefill \"1\""}, {"address", prefill}, {"role", "prefill"}}}));
+}
+
+TEST_F(RouterStartTest, ReadyTellsThatAPrefillWorkerAloneIsNotEnough) {
+  Begin({.workers = {AddWorker({.role = WorkerRole::kPrefill}).address()}, .settle_us = 0});
+  RawAnswer answer;
+  EXPECT_TRUE(Eventually([&] {
+    answer = RawHttp(http()).Exchange("/ready");
+    return answer.body.find(
+               "\"why\":\"no decode or hybrid worker of this model is healthy: of 1 "
+               "workers that are known 0 decode it; 0 are lost\"") != std::string::npos;
+  })) << answer.body;
 }
 
 TEST_F(RouterStartTest, OneWorkerThatNeverComesHoldsARouterUpForAWhileOnly) {

@@ -1,7 +1,9 @@
 """A copy of the sources in build/, to make mistakes in."""
 import os
 import pathlib
+import re
 import subprocess
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -26,12 +28,18 @@ def configure(copy, *options):
                    stdout=subprocess.DEVNULL)
 
 
-def build(copy, targets):
-    """The end of what the compiler says, or nothing if all went well."""
-    # A mistake that comes or goes while its file is compiled must not be kept as what the other one gives.
-    done = subprocess.run(["cmake", "--build", "--preset", "release", "--target", *targets], cwd=copy,
-                          env=os.environ | {"CCACHE_READONLY": "1"}, capture_output=True, text=True)
-    return done.stdout[-2000:] if done.returncode else ""
+def build(copy, targets, progress=False):
+    """The end of what the compiler says, or nothing if all went well. `progress`: every ten seconds a line that says
+    how far it is."""
+    said, told_s = [], time.monotonic()
+    with subprocess.Popen(["cmake", "--build", "--preset", "release", "--target", *targets], cwd=copy, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as builds:
+        for line in builds.stdout:
+            said.append(line)
+            if progress and (step := re.match(r"\[\d+/\d+\]", line)) and time.monotonic() - told_s >= 10:
+                print(f"building {step[0]}", flush=True)
+                told_s = time.monotonic()
+    return "".join(said)[-2000:] if builds.returncode else ""
 
 
 def sees(program, arguments, timeout, environment=None):

@@ -342,9 +342,11 @@ absl::Status Complete(FlagSet* flags, ServeOptions* options) {
 
 int ServeMain(const std::vector<std::string>& arguments) {
   ServeOptions options;
-  FlagSet flags("tandem serve DIR [flags]",
-                "Serves the model in DIR with a router and workers as separate processes on this\n"
-                "machine. Killed processes are restarted; SIGTERM drains and ends them all.");
+  FlagSet flags(
+      "tandem serve DIR [flags]",
+      "Serves the model in DIR with a router and workers as separate processes on this\n"
+      "machine. Killed processes are restarted; SIGTERM or Ctrl-C drains and ends them all,\n"
+      "the same again ends them at once.");
   Declare(&options, &flags);
   ProgramConfig config(&flags);
   const auto rest = config.Read(arguments, Environment());

@@ -231,8 +231,9 @@ std::string RouterApp::WhyNotReady(const FleetView& view) const {
   if (by_dns && !workers_->resolved()) return "--workers-dns has not been resolved yet";
   if (!view.can_decode) {
     return absl::StrFormat(
-        "no worker that decodes this model is healthy: of %d that are known %d are lost",
-        view.workers.size(), view.num_lost);
+        "no decode or hybrid worker of this model is healthy: of %d workers that are known %d "
+        "decode it; %d are lost",
+        view.workers.size(), view.num_decoding, view.num_lost);
   }
   const bool all_seen =
       by_dns ? view.workers.size() >= workers_->channels().size() : view.known_completely;

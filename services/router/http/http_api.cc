@@ -86,7 +86,7 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     const bool model = request.path.size() > kModelPrefix.size() &&
                        request.path.compare(0, kModelPrefix.size(), kModelPrefix) == 0;
     if (!model) {
-      return SendJson(exchange.get(), 404, ErrorJson(404, "no such route"));
+      return SendJson(exchange.get(), 404, ErrorJson(404, NoSuchRoute(request.path)));
     }
     route = &kModelRoute;
   }

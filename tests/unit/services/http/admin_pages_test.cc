@@ -66,6 +66,7 @@ TEST_F(AdminPagesTest, NothingElseIsThere) {
   for (const char* const path : {"/", "/v1/models", "/metrics/", "/healthz"}) {
     EXPECT_EQ(Get(path).status, 404) << path;
   }
+  EXPECT_THAT(Get("/healthz").body, HasSubstr(R"("no such route: \"/healthz\"")"));
   RawHttp post(server_->port());
   const RawAnswer answer = post.Exchange("/health", "{}");
   EXPECT_EQ(answer.status, 405);

@@ -31,5 +31,11 @@ TEST(HttpErrorTest, WhatIsEmptyIsNullAndNothingEndsAStringEarly) {
             R"("param":null,"code":"model_not_found"}})");
 }
 
+TEST(HttpErrorTest, APathIsRepeatedShortAndPrintable) {
+  EXPECT_EQ(NoSuchRoute("/v1/chat"), "no such route: \"/v1/chat\"");
+  EXPECT_EQ(NoSuchRoute("/a b\t\xC3\xA4~"), "no such route: \"/a b???~\"");
+  EXPECT_EQ(NoSuchRoute(std::string(101, 'a')), "no such route: \"" + std::string(100, 'a') + "\"");
+}
+
 }  // namespace
 }  // namespace tandem

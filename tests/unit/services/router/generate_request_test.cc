@@ -89,7 +89,7 @@ TEST(CheckRequestTest, LimitsAreAllowedAndNoMore) {
          r->logit_bias = {{static_cast<int32_t>(99 + more), 1.0f}};
        }},
       {"max_tokens", [](auto* r, int64_t more) { r->max_tokens = 1 - more; }},
-      {"max_tokens", [](auto* r, int64_t more) { r->max_tokens = INT32_MAX + more; }},
+      {"max_tokens", [](auto* r, int64_t more) { r->max_tokens = kMaxRequestTokens + more; }},
       {"min_tokens", [](auto* r, int64_t more) { r->min_tokens = 0 - more; }},
       {"min_tokens", [](auto* r, int64_t more) { r->min_tokens = INT32_MAX + more; }},
       {"min_tokens",

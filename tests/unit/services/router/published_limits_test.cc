@@ -132,6 +132,7 @@ TEST_F(PublishedLimitsTest, OfRequests) {
   const auto row = [&](const char* limit) { return Row("Requests", limit); };
   EXPECT_EQ(row("prompts of a call"), Count(kMaxPrompts));
   EXPECT_EQ(row("`n`"), Count(kMaxN));
+  EXPECT_THAT(row("`max_tokens`"), StartsWith(Count(kMaxRequestTokens) + ","));
   EXPECT_EQ(row("sequences of a call (prompts × n)"), Count(kMaxSequencesPerCall));
   EXPECT_EQ(row("tokens and log-probabilities of an answer that is made whole"),
             Count(kMaxAnswerValues));

@@ -289,11 +289,15 @@ TEST_F(RouterCoreTest, APrefillWorkerAloneDecodesNothingAndNamesNoNumerics) {
   Publish();
   EXPECT_TRUE(core_->View().workers.at(0).connected);
   EXPECT_FALSE(core_->View().can_decode);
+  EXPECT_EQ(core_->View().num_decoding, 0u);
   EXPECT_EQ(core_->View().numerics_id, "");
   Register("b:1", decode);
   Register("c:1", other);
   Publish();
   EXPECT_EQ(core_->View().numerics_id, "of an answer") << "the first of them";
+  core_->OnWatchLost("c:1", other.worker);
+  Publish();
+  EXPECT_EQ(core_->View().num_decoding, 2u) << "one of them is lost";
 }
 
 // What only a worker that is still to come can hold would else be refused for good.
@@ -423,6 +427,7 @@ TEST_F(RouterCoreTest, AWorkerOfAnotherModelDecodesNothingHere) {
   EXPECT_EQ(CountOf("serves another model", testing::internal::GetCapturedStderr()), 1);
   EXPECT_TRUE(core_->View().workers.at(0).connected);
   EXPECT_FALSE(core_->View().can_decode);
+  EXPECT_EQ(core_->View().num_decoding, 1u) << "which has no session";
   EXPECT_EQ(core_->View().numerics_id, "");
 }
 

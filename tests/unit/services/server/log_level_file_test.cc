@@ -1,5 +1,6 @@
 #include "services/server/log_level_file.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/eventually.h"
@@ -47,6 +48,23 @@ TEST_F(LogLevelFileTest, WhatCannotBeUnderstoodChangesNothingAndIsToldOnce) {
   Write("log-level: error");
   file_->Look();
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
+}
+
+TEST_F(LogLevelFileTest, WhatIsWrongIsToldWithItsPlaceAndWhatIsWanted) {
+  for (const auto& [text, why] :
+       {std::pair("threads: 4\nlog-level: loud", "line 2: no level; want"),
+        std::pair("# of chats\n[error]", "line 2: no mapping; want"),
+        std::pair("\n\nlog-level: {", "line 3: "), std::pair("a: b\n\tlog-level", "line 2: ")}) {
+    Write(text);
+    testing::internal::CaptureStderr();
+    file_->Look();
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(told, testing::HasSubstr("\"file\":\"" + folder_.path() + "/log.yaml\"")) << text;
+    EXPECT_THAT(told, testing::HasSubstr(std::string("\"why\":\"") + why)) << text;
+    EXPECT_THAT(told,
+                testing::HasSubstr("want YAML with one mapping, and in it log-level: debug, "))
+        << text;
+  }
 }
 
 }  // namespace

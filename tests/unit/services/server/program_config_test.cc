@@ -114,6 +114,9 @@ TEST_F(ProgramConfigTest, VariablesThatNameNoFlagAreTold) {
                         "TANDEM_FLEET_SECRET=0123", "TANDEM_API_KEY=0123"})
                   .ok());
   EXPECT_THAT(config_->unknown_variables(), ElementsAre("TANDEM_THREAD"));
+  const std::string printed = config_->ToYaml();
+  EXPECT_THAT(printed, HasSubstr("\n# TANDEM_THREAD names no flag of this program\n"));
+  EXPECT_TRUE(ReadFile(printed).ok()) << printed;
 }
 
 TEST_F(ProgramConfigTest, WhatIsPrintedIsAFileThatSaysTheSame) {
