@@ -153,11 +153,11 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
   }
 
   void OnAnswer() {
-    if (waiting_.fetch_sub(1) == 1) collector_->OnScraped(done_);
+    if (waiting_.fetch_sub(1) == 1) collector_->OnScraped(std::move(done_));
   }
 
   MetricsCollector* const collector_;
-  const std::vector<Done> done_;
+  std::vector<Done> done_;  // Gone before the collector is idle.
   std::vector<Call> calls_;
   std::atomic<int> waiting_{0};
 };
@@ -193,9 +193,10 @@ void MetricsCollector::BeginScrape() {
   core_->PublishThen([this, scrape] { scrape->Start(pool_->channels()); });
 }
 
-void MetricsCollector::OnScraped(const std::vector<Done>& done) {
+void MetricsCollector::OnScraped(std::vector<Done> done) {
   const auto page = std::make_shared<const std::string>(Render());
   for (const Done& tell : done) tell(page);
+  done.clear();
   {
     MutexLock lock(&mu_);
     if (next_.empty()) {

@@ -69,7 +69,7 @@ class MetricsCollector {
   class Scrape;
 
   void BeginScrape() EXCLUDES(mu_);
-  void OnScraped(const std::vector<Done>& done) EXCLUDES(mu_);
+  void OnScraped(std::vector<Done> done) EXCLUDES(mu_);
   void OnReport(const std::string& address, const WorkerId& worker,
                 WorkerMetricsHistory::Families families) EXCLUDES(mu_);
   std::string Render() EXCLUDES(mu_);

@@ -247,12 +247,12 @@ TEST_F(RouterStartTest, WhoScrapesARouterThatEndsHoldsNothingOfItUp) {
   const FakeWorker& worker = AddWorker({.holds_metrics = true});
   Begin({.workers = {worker.address()}, .admin = ListenAddress{.ip = "127.0.0.1"}});
   ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+  const int before = worker.num_scrapes();
   std::list<RawHttp> scrapers;
   for (int i = 0; i < 8; ++i) {
     scrapers.emplace_back(router_->admin_port()).SendRequest("/metrics/fleet");
   }
   for (RawHttp& scraper : scrapers) ASSERT_TRUE(Eventually([&] { return scraper.AllReceived(); }));
-  const int before = worker.num_scrapes();
   ASSERT_TRUE(Eventually([&] { return worker.num_scrapes() > before; }));
   router_.reset();
   for (RawHttp& scraper : scrapers) EXPECT_EQ(scraper.ReadToEnd(), 0u);
