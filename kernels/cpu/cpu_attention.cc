@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "kernels/cpu/shared_segments.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 
@@ -62,21 +63,24 @@ struct Rows {
   std::array<int64_t, kMaxAttentionTaskRows> num_visible;  // of one KV head
 };
 
+// Bytes before a head of a token, in query and output.
+size_t HeadOffset(const Problem& problem, int64_t token, int64_t head) {
+  const size_t head_bytes =
+      static_cast<size_t>(problem.kv->shape.head_dim) * SizeOf(problem.compute_dtype);
+  return static_cast<size_t>(token * problem.num_heads + head) * head_bytes;
+}
+
 // query_start(s): first row of s in query and output; num_cached(s): positions before it.
 template <typename QueryStart, typename NumCached>
 Rows RowsOf(const Problem& problem, const Job& job, QueryStart query_start, NumCached num_cached) {
   const int group = problem.num_heads / problem.kv->num_kv_heads;
-  const size_t head_bytes =
-      static_cast<size_t>(problem.kv->shape.head_dim) * SizeOf(problem.compute_dtype);
   Rows rows;
   for (int r = 0; r < job.num_rows(); ++r) {
     const int64_t row = job.first_row + r % job.rows_each;
     const int64_t token = row / group;
     const int64_t kv_head = job.first_kv_head + r / job.rows_each;
     const int64_t head = kv_head * group + row % group;
-    const size_t offset =
-        static_cast<size_t>((query_start(job.sequence) + token) * problem.num_heads + head) *
-        head_bytes;
+    const size_t offset = HeadOffset(problem, query_start(job.sequence) + token, head);
     rows.queries[r] = static_cast<const std::byte*>(problem.query) + offset;
     rows.outputs[r] = static_cast<std::byte*>(problem.output) + offset;
     rows.num_visible[r] = num_cached(job.sequence) + token + 1;
@@ -140,10 +144,84 @@ void RunJob(const AttentionKernels& kernels, const Problem& problem, const Job& 
   }
 }
 
+// What jobs hand on from their segments to their end.
+struct Parts {
+  AttentionPartial* partials;
+  float* accumulators;  // [parts, stride]
+  int64_t stride;
+};
+
+// A segment of a job, or of several jobs of the same KV heads in sequences that share it.
+struct Item {
+  std::vector<const Job*> jobs;
+  int64_t segment;  // from a job's first one
+};
+
+// Decode attention: a job's rows are the heads of its sequence's only token.
+void RunShared(const AttentionKernels& kernels, const Problem& problem, const Item& item,
+               const Parts& parts) {
+  Job job = *item.jobs.front();
+  const int group = job.rows_each;
+  const int end_kv_head = job.first_kv_head + job.num_kv_heads;
+  job.rows_each = static_cast<int>(item.jobs.size()) * group;
+  const int heads_each = std::min(kMaxAttentionTaskRows / job.rows_each, job.num_kv_heads);
+  std::array<AttentionPartial, kMaxAttentionTaskRows> partials;
+  alignas(64) std::array<float, kMaxAttentionTaskRows * kMaxAttentionHeadDim> accumulators;
+  const int64_t begin = item.segment * kAttentionSegmentTokens;
+  for (; job.first_kv_head < end_kv_head; job.first_kv_head += heads_each) {
+    job.num_kv_heads = std::min(heads_each, end_kv_head - job.first_kv_head);
+    Rows rows;
+    rows.num_visible.fill(begin + kAttentionSegmentTokens);  // All of it.
+    std::array<int64_t, kMaxAttentionTaskRows> part_of;
+    for (int r = 0; r < job.num_rows(); ++r) {
+      const Job& own = *item.jobs[r % job.rows_each / group];
+      const int kv_head = job.first_kv_head + r / job.rows_each;
+      const int own_row = (kv_head - own.first_kv_head) * group + r % group;
+      rows.queries[r] = static_cast<const std::byte*>(problem.query) +
+                        HeadOffset(problem, own.sequence, kv_head * group + r % group);
+      part_of[r] = own.first_partial + item.segment * own.num_rows() + own_row;
+    }
+    kernels.segment(TaskOf(problem, job, rows), begin, partials.data(), accumulators.data());
+    for (int r = 0; r < job.num_rows(); ++r) {
+      parts.partials[part_of[r]] = partials[r];
+      std::copy_n(accumulators.data() + r * parts.stride, parts.stride,
+                  parts.accumulators + part_of[r] * parts.stride);
+    }
+  }
+}
+
+// Every segment of every job once, shared ones for as many sequences as a task has rows for.
+std::vector<Item> ItemsOf(const AttentionKernels& kernels, const std::vector<Job>& jobs,
+                          const std::vector<SharedSegment>& shared) {
+  std::vector<Item> items;
+  std::vector<int64_t> num_shared(jobs.back().sequence + 1);  // The first ones of a sequence.
+  const size_t jobs_each = jobs.size() / num_shared.size();
+  for (const SharedSegment& segment : shared) {
+    const RowTiles tiles = MakeRowTiles(static_cast<int64_t>(segment.sequences.size()),
+                                        kernels.max_rows / jobs.front().rows_each);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      for (size_t j = 0; j < jobs_each; ++j) {
+        Item item{.segment = segment.segment};
+        for (int64_t i = tiles.begin(tile); i < tiles.begin(tile + 1); ++i) {
+          item.jobs.push_back(&jobs[segment.sequences[i] * jobs_each + j]);
+        }
+        items.push_back(std::move(item));
+      }
+    }
+    for (const int64_t sequence : segment.sequences) num_shared[sequence] = segment.segment + 1;
+  }
+  for (const Job& job : jobs) {
+    for (int64_t s = num_shared[job.sequence]; s < job.num_segments; ++s)
+      items.push_back({{&job}, s});
+  }
+  return items;
+}
+
 template <typename QueryStart, typename NumCached>
 absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
-                     const std::vector<Job>& jobs, QueryStart query_start, NumCached num_cached,
-                     ThreadPool* pool, Scratch* scratch) {
+                     const std::vector<Job>& jobs, const std::vector<SharedSegment>& shared,
+                     QueryStart query_start, NumCached num_cached, ThreadPool* pool,
+                     Scratch* scratch) {
   const int64_t num_jobs = static_cast<int64_t>(jobs.size());
   int64_t num_parts = 0;
   int64_t num_segments = 0;
@@ -151,8 +229,9 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
     num_parts += job.num_segments * job.num_rows();
     num_segments += job.num_segments;
   }
-  const bool split = pool->num_threads() > 1 && num_jobs < kItemsOfThread * pool->num_threads() &&
-                     num_segments > num_jobs;
+  const bool split = !shared.empty() ||
+                     (pool->num_threads() > 1 && num_jobs < kItemsOfThread * pool->num_threads() &&
+                      num_segments > num_jobs);
   if (!split) {
     pool->ParallelFor(num_jobs, [&](int64_t item, int) {
       const Job& job = jobs[item];
@@ -165,30 +244,24 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
   TANDEM_ASSIGN_OR_RETURN(
       std::byte* const memory,
       scratch->Get(accumulators_bytes + static_cast<size_t>(num_parts) * sizeof(AttentionPartial)));
-  auto* accumulators = reinterpret_cast<float*>(memory);
-  auto* partials = reinterpret_cast<AttentionPartial*>(memory + accumulators_bytes);
-  struct Item {
-    int64_t job;
-    int64_t segment;
-  };
-  std::vector<Item> items;
-  items.reserve(num_segments);
-  for (int64_t j = 0; j < num_jobs; ++j) {
-    for (int64_t s = 0; s < jobs[j].num_segments; ++s) items.push_back({j, s});
-  }
-  pool->ParallelFor(num_segments, [&](int64_t index, int) {
+  const Parts parts{.partials = reinterpret_cast<AttentionPartial*>(memory + accumulators_bytes),
+                    .accumulators = reinterpret_cast<float*>(memory),
+                    .stride = stride};
+  const std::vector<Item> items = ItemsOf(kernels, jobs, shared);
+  pool->ParallelFor(static_cast<int64_t>(items.size()), [&](int64_t index, int) {
     const Item& item = items[index];
-    const Job& job = jobs[item.job];
+    if (item.jobs.size() > 1) return RunShared(kernels, problem, item, parts);
+    const Job& job = *item.jobs.front();
     const Rows rows = RowsOf(problem, job, query_start, num_cached);
     const int64_t part = job.first_partial + item.segment * job.num_rows();
     kernels.segment(TaskOf(problem, job, rows),
-                    (job.first_segment + item.segment) * kAttentionSegmentTokens, partials + part,
-                    accumulators + part * stride);
+                    (job.first_segment + item.segment) * kAttentionSegmentTokens,
+                    parts.partials + part, parts.accumulators + part * stride);
   });
   pool->ParallelFor(num_jobs, [&](int64_t index, int) {
     const Job& job = jobs[index];
     FinishRows(kernels, problem, job, RowsOf(problem, job, query_start, num_cached),
-               partials + job.first_partial, accumulators + job.first_partial * stride);
+               parts.partials + job.first_partial, parts.accumulators + job.first_partial * stride);
   });
   return absl::OkStatus();
 }
@@ -229,8 +302,9 @@ void AddJobs(const AttentionKernels& kernels, const Problem& problem, int most_h
 // positions before them.
 template <typename QueryStart, typename NumTokens, typename NumCached>
 absl::Status Attend(const AttentionKernels& kernels, const Problem& problem, int64_t num_sequences,
-                    QueryStart query_start, NumTokens num_tokens, NumCached num_cached,
-                    ThreadPool* pool, Scratch* scratch) {
+                    const std::vector<SharedSegment>& shared, QueryStart query_start,
+                    NumTokens num_tokens, NumCached num_cached, ThreadPool* pool,
+                    Scratch* scratch) {
   int64_t num_segments = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {
     num_segments += CeilDiv<int64_t>(num_cached(s) + num_tokens(s), kAttentionSegmentTokens);
@@ -244,7 +318,7 @@ absl::Status Attend(const AttentionKernels& kernels, const Problem& problem, int
   for (int64_t s = 0; s < num_sequences; ++s) {
     AddJobs(kernels, problem, most_heads, s, num_tokens(s), num_cached(s), &jobs);
   }
-  return RunJobs(kernels, problem, jobs, query_start, num_cached, pool, scratch);
+  return RunJobs(kernels, problem, jobs, shared, query_start, num_cached, pool, scratch);
 }
 
 }  // namespace
@@ -253,8 +327,11 @@ absl::Status CpuDecodeAttention(const AttentionKernels& kernels,
                                 const HostDecodeAttentionArgs& args, ThreadPool* pool,
                                 Scratch* scratch) {
   const Problem problem = ProblemOf(args);
+  std::vector<SharedSegment> shared;
+  if (2 * args.num_heads / args.kv.num_kv_heads <= kernels.max_rows)
+    shared = FindSharedSegments(args);
   return Attend(
-      kernels, problem, args.num_sequences, [](int64_t s) { return s; },
+      kernels, problem, args.num_sequences, shared, [](int64_t s) { return s; },
       [](int64_t) { return int64_t{1}; },
       [&](int64_t s) { return int64_t{args.num_tokens[s]} - 1; }, pool, scratch);
 }
@@ -264,7 +341,8 @@ absl::Status CpuPrefillAttention(const AttentionKernels& kernels,
                                  Scratch* scratch) {
   const Problem problem = ProblemOf(args);
   return Attend(
-      kernels, problem, args.num_sequences, [&](int64_t s) { return int64_t{args.query_start[s]}; },
+      kernels, problem, args.num_sequences, {},
+      [&](int64_t s) { return int64_t{args.query_start[s]}; },
       [&](int64_t s) { return int64_t{args.query_start[s + 1]} - args.query_start[s]; },
       [&](int64_t s) { return int64_t{args.num_cached[s]}; }, pool, scratch);
 }

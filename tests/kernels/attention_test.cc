@@ -397,6 +397,50 @@ TEST_P(AttentionTest, OtherSequencesInTheBatchDoNotChangeABit) {
   }
 }
 
+// As many segments of blocks are read for several sequences at once as they have in common.
+TEST_P(AttentionTest, SequencesThatShareBlocksHaveTheBitsOfEachAlone) {
+  constexpr int64_t kPrefix = 2300;
+  constexpr int64_t kCommon[] = {0, 2299, 2080, 2048, 2032, 1100, 1023, 1024, 0, 2299};
+  for (const Types& types : AllTypes()) {
+    const int group = types.compute == DType::kF32 ? 1 : 3;
+    const PagedShape shape{.num_heads = 3 * group,
+                           .num_kv_heads = 3,
+                           .head_dim = 16,
+                           .dtype = types.compute,
+                           .kv_type = types.kv,
+                           .window = types.kv == KvType::kInt8 ? 1500 : 0};
+    const int64_t row = int64_t{3 * group + 6} * 16;
+    std::vector<PagedSequence> sequences;
+    std::vector<std::vector<std::byte>> expected;
+    for (const int64_t common : kCommon) {
+      const int64_t rest = sequences.empty() ? kPrefix : Between(2, 40);
+      sequences.push_back(Sequence(shape, common + rest));
+      std::copy_n(sequences[0].qkv.begin(), common * row, sequences.back().qkv.begin());
+      PagedCase alone(device_.get(), shape, 32, 100, 4);
+      const int id = alone.Add(&sequences.back());
+      alone.Step({id}, {common + rest - 1}, /*decode=*/false);
+      expected.push_back(alone.Step({id}, {1}, /*decode=*/true));
+    }
+    for (const int threads : {1, 3}) {
+      const auto backend = MakeDevice(GetParam(), threads);
+      PagedCase together(backend.get(), shape, 16, 1500, 3);
+      std::vector<int> ids;
+      for (size_t s = 0; s < sequences.size(); ++s) {
+        ids.push_back(s == 0 ? together.Add(&sequences[0])
+                             : together.Fork(0, kCommon[s], &sequences[s]));
+        const int64_t cached = kCommon[s] / 16 * 16;
+        together.Step({ids.back()}, {sequences[s].num_tokens - 1 - cached}, /*decode=*/false);
+      }
+      const auto decoded = together.Step(ids, std::vector<int64_t>(ids.size(), 1), /*decode=*/true);
+      for (size_t s = 0; s < sequences.size(); ++s) {
+        ASSERT_EQ(0, std::memcmp(expected[s].data(), decoded.data() + s * expected[s].size(),
+                                 expected[s].size()))
+            << "sequence " << s << ", " << types << ", " << threads << " threads";
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, CopiedBlocksHaveTheSameBytes) {
   const PagedShape shape{.num_heads = 2, .num_kv_heads = 2, .head_dim = 32, .dtype = DType::kBF16};
   const PagedSequence sequence = Sequence(shape, 16);

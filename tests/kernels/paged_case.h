@@ -83,6 +83,15 @@ class PagedCase {
     return static_cast<int>(sequences_.size()) - 1;
   }
 
+  // Adds a sequence whose first `num_tokens`, whole blocks of them, are those of `id` and cached.
+  int Fork(int id, int64_t num_tokens, const PagedSequence* sequence) {
+    const int fork = Add(sequence);
+    const int64_t num_blocks = num_tokens / block_tokens_;
+    std::copy_n(sequences_[id].blocks.begin(), num_blocks, sequences_[fork].blocks.begin());
+    sequences_[fork].done = num_blocks * block_tokens_;
+    return fork;
+  }
+
   // One step: the next counts[i] tokens of sequences ids[i], by prefill attention (or by decode
   // attention, all counts 1). Returns [Σ counts, H, D].
   std::vector<std::byte> Step(const std::vector<int>& ids, const std::vector<int64_t>& counts,

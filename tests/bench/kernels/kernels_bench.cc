@@ -144,7 +144,7 @@ class AttentionCase {
   static constexpr int kKvHeads = 8, kHeadDim = 128, kBlockTokens = 16;
 
   AttentionCase(Backend& backend, KvType kv_type, int num_heads, int num_sequences,
-                int32_t num_tokens)
+                int32_t num_tokens, int32_t num_shared = 0)
       : backend_(backend),
         num_heads_(num_heads),
         num_sequences_(num_sequences),
@@ -166,6 +166,9 @@ class AttentionCase {
     Random random(7);
     for (size_t i = table_.size(); i > 1; --i) {
       std::swap(table_[i - 1], table_[random.Below(i)]);
+    }
+    for (int s = 1; s < num_sequences; ++s) {
+      std::copy_n(table_.begin(), num_shared / kBlockTokens, table_.begin() + s * max_blocks_);
     }
     lengths_.assign(num_sequences, num_tokens);
     const int64_t row = (num_heads_ + 2 * kKvHeads) * kHeadDim;
@@ -400,6 +403,19 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
                       type == KvType::kBF16 ? "" : name});
     }
   }
+  AttentionCase apart(*backend, KvType::kBF16, 8, 16, 2176);
+  AttentionCase shared(*backend, KvType::kBF16, 8, 16, 2176, 2048);
+  rows.push_back({"decode attention 16 x 2176, 8 heads",
+                  apart.Bytes(),
+                  [&] { apart.Decode(); },
+                  Limit::kRead,
+                  {}});
+  rows.push_back({"the same, 2048 of them shared",
+                  apart.Bytes(),
+                  [&] { shared.Decode(); },
+                  Limit::kRead,
+                  {},
+                  rows.back().name});
   rows.push_back(
       {"decode attention 16 x 1024", batch.Bytes(), [&] { batch.Decode(); }, Limit::kRead, {}});
   rows.push_back({"decode attention 16 x 1024, capped",
