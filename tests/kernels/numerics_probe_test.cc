@@ -189,7 +189,7 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
   for (int r = 0; r < num_rows * kInputs; ++r) add(40 + 20 * (r / kInputs), &rows);
   for (int k = 0; k < kInputs * kOutputs; ++k) add(127 - 4 * (k / 2 % kOutputs), &panel);
   std::vector<std::byte> packed(num_rows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes);
-  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, num_rows, packed.data());
+  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, /*group=*/0, num_rows, packed.data());
   std::vector<float> output(num_rows * kOutputs);
   const uint32_t saved = FloatEnvironment();
   if (flush) SetKernelFloatEnvironment();
@@ -197,6 +197,7 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
             .num_rows = num_rows,
             .panels = reinterpret_cast<const std::byte*>(panel.data()),
             .in_features = kInputs,
+            .group = 0,
             .segmented = false,
             .bias = nullptr,
             .output = output.data(),
