@@ -33,6 +33,7 @@ struct ProbedOptions {
   bool gated_gelu = false;
   bool logit_cap = false;
   bool int8_weights = false;
+  bool int4_weights = false;
 };
 
 // A few milliseconds on a CPU. Engine thread only.
@@ -59,6 +60,7 @@ struct ProbeShape {
   bool gated_gelu = false;
   float logit_cap = 0.0f;
   bool int8_weights = false;
+  bool int4_weights = false;
 };
 
 // One operation and the digest of what it gave.

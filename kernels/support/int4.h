@@ -14,6 +14,9 @@
 namespace tandem {
 
 inline constexpr float kInt4Highest = 15.0f;
+// Steps that a group's numbers are apart at most: those at the ends lose no more than half a step,
+// as all others do, and steps are smaller for it.
+inline constexpr float kInt4Steps = 15.5f;
 
 // The numbers of a group as they come.
 struct Int4Range {
@@ -46,7 +49,7 @@ constexpr int32_t ToInt4(float x, const Int4Group& group) {
 // From the lowest number, or 0, to the highest; not finite if one of them is not.
 constexpr Int4Group Int4GroupOf(const Int4Range& range) {
   if (range.magnitude >= 0x7F800000u) return {.scale = {0x7C00u}, .zero = 0};
-  Int4Group group{.scale = ToHalf((range.high - range.low) / kInt4Highest), .zero = 0};
+  Int4Group group{.scale = ToHalf((range.high - range.low) / kInt4Steps), .zero = 0};
   group.zero = ToInt4(-range.low, group);
   return group;
 }

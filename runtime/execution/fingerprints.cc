@@ -68,7 +68,8 @@ ProbedOptions ProbedOptionsOf(const Model& model) {
       .score_cap = model.config().score_cap != 0,
       .gated_gelu = spec.ffn == FfnKind::kGated && spec.activation == ActivationFunction::kGeluTanh,
       .logit_cap = model.config().logit_cap != 0,
-      .int8_weights = model.types().weights == WeightType::kInt8};
+      .int8_weights = model.types().weights == WeightType::kInt8,
+      .int4_weights = model.types().weights == WeightType::kInt4};
 }
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {

@@ -57,12 +57,12 @@ absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, TensorType store
   TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
   ModelTypes types = ModelTypes::Of(compute);
   if (options.weights == "auto") return types;
-  if (options.weights != "int8") {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("weights is \"%s\", want auto or int8", options.weights));
+  for (const WeightType quantised : {WeightType::kInt8, WeightType::kInt4}) {
+    types.weights = quantised;
+    if (options.weights == NameOf(quantised)) return types;
   }
-  types.weights = WeightType::kInt8;
-  return types;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("weights is \"%s\", want auto, int8 or int4", options.weights));
 }
 
 absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {

@@ -15,6 +15,8 @@ namespace tandem {
 namespace {
 
 constexpr size_t kSectionAlignment = 64;
+// Inputs that share a scale where matrices are made 4 bits here (LinearSpec::group).
+constexpr int64_t kQuantisedGroup = 32;
 
 // A run of tensors that becomes one section of the image.
 struct Section {
@@ -74,7 +76,8 @@ class Planner {
                                .output_dtype = DType::kF32,
                                .layout = decl.layout,
                                .segmented = decl.segmented,
-                               .scaled = decl.scaled()}};
+                               .scaled = decl.scaled(),
+                               .group = types_.weights == WeightType::kInt4 ? kQuantisedGroup : 0}};
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;

@@ -29,8 +29,8 @@ void EngineFlags::Declare(FlagSet* flags) {
   flags->AddChoice("dtype", &dtype, {"auto", "f32", "bf16"},
                    "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
   flags->AddChoice(
-      "weights", &weights, {"auto", "int8"},
-      "what matrices are kept in; auto: --dtype; int8: quantised when they are loaded, "
+      "weights", &weights, {"auto", "int8", "int4"},
+      "what matrices are kept in; auto: --dtype; int8, int4: quantised when they are loaded, "
       "multiplied with inputs of 8 bits");
   flags->AddChoice("isa", &isa, IsaChoices(),
                    "instruction set; lower it to match other machines bit for bit");

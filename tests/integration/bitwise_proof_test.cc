@@ -297,14 +297,15 @@ TEST_P(BitwiseProofTest, AFencedWorkerAloneGivesTheSameBits) {
 // The comparison can fail: each format computes other numbers.
 TEST(BitwiseProofItselfTest, DifferentNumbersAreSeen) {
   std::set<float> logprobs;
-  for (const char* const format : {"f32", "bf16", "bf16_int8"}) {
+  for (const char* const format : {"f32", "bf16", "bf16_int8", "bf16_int4"}) {
     const BitwiseProof proof(Demo(), format, ShortSet(kDemoVocabulary));
     logprobs.insert(proof.reference(0).choices[0][0].logprob);
   }
-  EXPECT_EQ(logprobs.size(), 3u);
+  EXPECT_EQ(logprobs.size(), 4u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, BitwiseProofTest, testing::Values("f32", "bf16", "bf16_int8"),
+INSTANTIATE_TEST_SUITE_P(All, BitwiseProofTest,
+                         testing::Values("f32", "bf16", "bf16_int8", "bf16_int4"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

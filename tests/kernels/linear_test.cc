@@ -298,23 +298,21 @@ TEST_P(LinearTest, WhatIsNoNumberIsNoneInEightBits) {
   for (int i = 1; i < 9; ++i) EXPECT_FALSE(std::isfinite(output[i])) << i;
 }
 
-// A group is from its lowest number, or 0, to its highest in 15 steps, whatever others hold.
+// A group is from its lowest number, or 0, to its highest in 15.5 steps, whatever others hold.
 TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
   if (!HasInt4()) GTEST_SKIP() << "no 4 bits";
   // Outputs of two groups: 32 inputs, and 3.
   std::vector<float> weights(3 * 35);
-  weights[0] =
-      -2;  // Steps of 0.5 from -2 (zero 4) to 5.5; 0.25 and 0.75 are ties, to the even one.
-  weights[1] = 5.5f;
-  weights[2] = 0.25f;
+  weights[0] = -2;     // Steps of 0.5 from -2 (zero 4) to 5.5.
+  weights[1] = 5.75f;  // This one is past the last.
+  weights[2] = 0.25f;  // Ties, to the even one.
   weights[3] = 0.75f;
-  weights[32] = 15;  // Steps of 1 from 0.
+  weights[32] = 15.5f;  // Steps of 1 from 0.
   weights[33] = 7;
-  weights[35 + 0] = -30;  // Steps of 2 up to 0 (zero 15); the other group is none.
+  weights[35 + 0] = -31;  // Steps of 2 from -30 up to 0 (zero 15); the other group is none.
   weights[35 + 4] = -9;
-  // Divided by 15, a third is 1 / 45, whose nearest half is 0x25B0.
-  weights[70] = 1.0f / 3;
-  weights[70 + 34] = -1;
+  weights[70] = 1.0f / 3;  // The half next to 1 / 46.5 is 0x1.604p-6.
+  weights[70 + 34] = -1;   // To 1 / 15.5 it is 0x1.084p-4.
   std::vector<float> input(2 * 35);
   for (int i = 0; i < 35; ++i) input[i] = static_cast<float>(i == 4 ? 100 : i % 7);
   input[34] = 127;         // The scale of the row is 1,
@@ -322,14 +320,12 @@ TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
   input[35 + 0] = 1;
   const LinearSpec spec = Int4Spec(35, 3, 32);
   const auto output = MultiplyInt4(*device_, spec, {{weights.data(), 3, DType::kF32}}, input);
-  const float third = 15 * 0x1.6Cp-6f;
-  const float tenth = -15 * ToFloat(ToHalf(1.0f / 15));
+  // The first row is 0 1 2 3 100 …, 4 5 127, the second 2 and 127 halves.
   EXPECT_EQ(output,
-            (std::vector<float>{
-                // The first row: 0 1 2 3 100 …, 4 5 and 127.
-                (11 + 0 * 2 + 2 * 3) * 0.5f + 4 * 15 + 5 * 7, (-4 * 100) * 2.0f, 127 * tenth,
-                // The second: 2 and 127 of a half each.
-                ((-4 * 2) * 0.5f + 127 * 15) * 0.5f, (-15 * 2) * 2.0f * 0.5f, (2 * third) * 0.5f}));
+            (std::vector<float>{(11 + 0 * 2 + 2 * 3) * 0.5f + (4 * 15 + 5 * 7), (-4 * 100) * 2.0f,
+                                (127 * -15) * 0x1.084p-4f,  //
+                                ((-4 * 2) * 0.5f + 127 * 15) * 0.5f, ((-15 * 2) * 2.0f) * 0.5f,
+                                ((15 * 2) * 0x1.604p-6f) * 0.5f}));
 }
 
 // Parts that come in 4 bits: (q - zero) · scale, in an order and with zeros of their own.

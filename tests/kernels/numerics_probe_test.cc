@@ -22,7 +22,8 @@ constexpr ProbedOptions kAllOptions{.window = true,
                                     .score_cap = true,
                                     .gated_gelu = true,
                                     .logit_cap = true,
-                                    .int8_weights = true};
+                                    .int8_weights = true,
+                                    .int4_weights = true};
 
 class NumericsProbeTest : public testing::TestWithParam<std::string> {};
 
@@ -61,14 +62,16 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   probes.insert(Probe(*backend, {.gated_gelu = true}));
   probes.insert(Probe(*backend, {.logit_cap = true}));
   probes.insert(Probe(*backend, {.int8_weights = true}));
-  EXPECT_EQ(probes.size(), 8u);
+  probes.insert(Probe(*backend, {.int4_weights = true}));
+  EXPECT_EQ(probes.size(), 9u);
   const auto plain = ProbeOperations(*backend, {}, 1);
   const ProbeShape with_all{.window = 50,
                             .head_norms = true,
                             .score_cap = 1,
                             .gated_gelu = true,
                             .logit_cap = 1,
-                            .int8_weights = true};
+                            .int8_weights = true,
+                            .int4_weights = true};
   const auto more = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(plain.ok() && more.ok());
   ASSERT_GT(more->size(), plain->size());
@@ -78,7 +81,8 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
 // Workers whose kernels differ where nobody looks would continue each other's streams.
 TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOfNumbers) {
   const auto backend = MakeBackend("cpu-generic");
-  const ProbeShape with_all{.window = 50, .gated_gelu = true, .logit_cap = 1, .int8_weights = true};
+  const ProbeShape with_all{
+      .window = 50, .gated_gelu = true, .logit_cap = 1, .int8_weights = true, .int4_weights = true};
   const auto operations = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(operations.ok()) << operations.status();
   std::multiset<std::string> names;
@@ -93,9 +97,10 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
     expect(name, 1, 1);
   }
   // With outputs of f32, and of bf16 where that is computed in.
-  for (const char* name :
-       {"linear", "linear in segments", "int8 linear", "int8 linear in segments"}) {
+  for (const std::string name :
+       {"linear", "int8 linear", "int4 linear of 32", "int4 linear of 64", "int4 linear of 128"}) {
     expect(name, 1, 2);
+    expect(name + " in segments", 1, 2);
   }
   // Without options, and with those of the model.
   for (const char* name :
@@ -159,6 +164,7 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.gated_gelu = true;
     shape.logit_cap = 20.0f;
     shape.int8_weights = true;
+    shape.int4_weights = true;
     const uint64_t numbers = random.Next();
     const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
     ASSERT_TRUE(expected.ok()) << expected.status();
