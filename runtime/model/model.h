@@ -28,8 +28,8 @@ struct ModelOptions {
   // "f32", "bf16", or "auto": the type that the weights have, never a narrower one. F16, and a mix
   // of F16 and BF16, are computed in f32.
   std::string dtype = "auto";
-  // What matrices are kept in. "auto": what is computed in. "int8", "int4": quantised when they are
-  // packed.
+  // What matrices are kept in. "auto": what is computed in, or the checkpoint's own 4 bits. "int8",
+  // "int4": quantised when they are packed.
   std::string weights = "auto";
   std::string cache_dir;                         // Empty: weights are packed into memory.
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
