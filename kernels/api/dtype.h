@@ -24,10 +24,11 @@ enum class WeightType : uint8_t {
   kF32,
   kBF16,
   kInt8,  // W8A8: a scale an output; inputs are made 8 bits too, a scale a row (docs/numerics.md)
+  kInt4,  // W4A8: a scale and a zero a group of inputs (LinearSpec::group); inputs as with kInt8
 };
 
 constexpr const char* NameOf(WeightType type) {
-  constexpr const char* kNames[] = {"f32", "bf16", "int8"};
+  constexpr const char* kNames[] = {"f32", "bf16", "int8", "int4"};
   return kNames[static_cast<int>(type)];
 }
 // What keeps numbers of `dtype` as they are.

@@ -46,6 +46,8 @@ struct LinearSpec {
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;
   bool scaled = false;  // Every part has scales (WeightPart).
+  // Inputs of an output that have a scale and a zero together: 32, 64 or 128. kInt4 only.
+  int64_t group = 0;
 };
 
 // One tensor of the checkpoint. The parts of a fused projection (Q, K, V; gate, up) stack along N.
@@ -54,8 +56,11 @@ struct WeightPart {
   int64_t out_features;  // parts sum to N
   DType dtype;           // of `data`; rounded to the weight type if that is narrower
   // What runs of inputs are to be multiplied with, as quantised checkpoints have them:
-  // [out_features, K / length of a run]. Empty: `data` has the very numbers.
+  // [out_features, K / length of a run]. Empty: `data` has the very numbers. Of kInt4, runs are
+  // groups (the last may be short), scales numbers of half precision, and a weight is
+  // (q - zero) · scale: `data` is [out_features, K] bytes q from 0 to 15, whatever `dtype` says.
   std::span<const float> scales = {};
+  std::span<const uint8_t> zeros = {};  // 0 to 16, one a scale; kInt4 only.
 };
 
 struct PackedFormat {

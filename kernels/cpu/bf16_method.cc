@@ -53,13 +53,15 @@ class Trial {
               .num_rows = kRows,
               .panels = reinterpret_cast<const std::byte*>(tile.panel.data()),
               .in_features = kInputs,
+              .group = 0,
               .segmented = false,
               .bias = nullptr,
               .output = output_.data(),
               .output_stride = kOutputs,
               .num_outputs = kOutputs,
               .output_dtype = DType::kF32} {
-    gemm.pack_rows(tile.rows.data(), kInputs, /*segmented=*/false, kRows, packed_rows_.data());
+    gemm.pack_rows(tile.rows.data(), kInputs, /*segmented=*/false, /*group=*/0, kRows,
+                   packed_rows_.data());
     gemm.run(task_);
   }
 

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/support/int4.h"
 #include "kernels/support/int8.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
@@ -37,18 +42,27 @@ int64_t Units(const GemmKernels& gemm, int64_t in_features) {
   return CeilDiv<int64_t>(in_features, gemm.k_per_unit);
 }
 
-int64_t PanelScalesAt(const GemmKernels& gemm, int64_t in_features) {
-  return Units(gemm, in_features) * gemm.panel_outputs *
-         static_cast<int64_t>(gemm.weight_unit_bytes);
+int64_t Groups(const LinearSpec& spec) {
+  return spec.group == 0 ? 0 : CeilDiv(spec.in_features, spec.group);
 }
 
-int64_t PanelBytes(const GemmKernels& gemm, int64_t in_features) {
-  return PanelScalesAt(gemm, in_features) + static_cast<int64_t>(gemm.panel_scale_bytes);
+int64_t PanelUnitBytes(const GemmKernels& gemm) {
+  return gemm.panel_outputs * static_cast<int64_t>(gemm.weight_unit_bytes);
 }
 
-int64_t RowBytes(const GemmKernels& gemm, int64_t in_features) {
-  return Units(gemm, in_features) * static_cast<int64_t>(gemm.activation_unit_bytes) +
-         static_cast<int64_t>(gemm.row_run_bytes);
+int64_t PanelScalesAt(const GemmKernels& gemm, const LinearSpec& spec) {
+  return Units(gemm, spec.in_features) * PanelUnitBytes(gemm) +
+         Groups(spec) * static_cast<int64_t>(gemm.panel_group_bytes);
+}
+
+int64_t PanelBytes(const GemmKernels& gemm, const LinearSpec& spec) {
+  return PanelScalesAt(gemm, spec) + static_cast<int64_t>(gemm.panel_scale_bytes);
+}
+
+int64_t RowBytes(const GemmKernels& gemm, const LinearSpec& spec) {
+  return Units(gemm, spec.in_features) * static_cast<int64_t>(gemm.activation_unit_bytes) +
+         static_cast<int64_t>(gemm.row_run_bytes) +
+         Groups(spec) * static_cast<int64_t>(gemm.row_group_bytes);
 }
 
 template <typename To, typename From>
@@ -67,6 +81,8 @@ template <typename From>
 struct Column {
   const From* data = nullptr;
   int64_t stride = 1;
+  const float* scales = nullptr;  // Weights that come in 4 bits have these.
+  const uint8_t* zeros = nullptr;
 };
 
 template <typename From, typename To>
@@ -88,7 +104,7 @@ void PackColumns(const GemmKernels& gemm, const LinearSpec& spec,
 template <typename From>
 void PackInt8Columns(const GemmKernels& gemm, const LinearSpec& spec,
                      const std::vector<Column<From>>& columns, std::byte* panel) {
-  auto* const scales = reinterpret_cast<float*>(panel + PanelScalesAt(gemm, spec.in_features));
+  auto* const scales = reinterpret_cast<float*>(panel + PanelScalesAt(gemm, spec));
   for (int i = 0; i < gemm.panel_outputs; ++i) {
     const Column<From>& column = columns[i];
     if (column.data == nullptr) continue;
@@ -106,15 +122,57 @@ void PackInt8Columns(const GemmKernels& gemm, const LinearSpec& spec,
   }
 }
 
+// In 4 bits, each group behind its scales and zeros. A part that has scales is in 4 bits already.
+template <typename From>
+void PackInt4Columns(const GemmKernels& gemm, const LinearSpec& spec,
+                     const std::vector<Column<From>>& columns, std::byte* panel) {
+  for (int64_t first = 0; first < spec.in_features; first += spec.group) {
+    const int64_t count = std::min(spec.group, spec.in_features - first);
+    auto* const scales = reinterpret_cast<Half*>(panel);
+    auto* const zeros = reinterpret_cast<uint8_t*>(scales + gemm.panel_outputs);
+    std::byte* const units = panel + gemm.panel_group_bytes;
+    for (int i = 0; i < gemm.panel_outputs; ++i) {
+      const Column<From>& column = columns[i];
+      if (column.data == nullptr) continue;
+      const From* const from = column.data + first * column.stride;
+      uint8_t q[kLinearSegmentMultiple] = {};  // Past the last input, too.
+      if constexpr (std::is_same_v<From, uint8_t>) {
+        const int64_t group = first / spec.group;
+        scales[i] = ToHalf(column.scales[group]);
+        zeros[i] = column.zeros[group];
+        std::copy_n(from, count, q);
+      } else {
+        const auto number = [&](int64_t k) { return Convert<float>(from[k * column.stride]); };
+        Int4Range range;
+        for (int64_t k = 0; k < count; ++k) range.Add(number(k));
+        const Int4Group group = Int4GroupOf(range);
+        scales[i] = group.scale;
+        zeros[i] = static_cast<uint8_t>(group.zero);
+        for (int64_t k = 0; k < count; ++k) q[k] = static_cast<uint8_t>(ToInt4(number(k), group));
+      }
+      for (int64_t unit = 0; unit < Units(gemm, count); ++unit) {
+        std::byte* const to = units + unit * PanelUnitBytes(gemm) + i * 4;
+        const uint8_t* const eight = q + unit * 8;
+        for (int k = 0; k < 4; ++k) to[k] = static_cast<std::byte>(eight[k] | eight[k + 4] << 4);
+      }
+    }
+    panel = units + Units(gemm, count) * PanelUnitBytes(gemm);
+  }
+}
+
 // All outputs of one part; `first` is its first output in the layer.
 template <typename From>
 void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart& part,
               int64_t first, std::byte* packed) {
-  constexpr decltype(&PackInt8Columns<From>) kPackColumns[] = {
-      PackColumns<From, float>, PackColumns<From, Bfloat16>, PackInt8Columns<From>};
-  const auto pack_columns = kPackColumns[static_cast<int>(spec.weight_type)];
+  auto* pack_columns = PackInt4Columns<From>;
+  if constexpr (!std::is_same_v<From, uint8_t>) {
+    constexpr decltype(pack_columns) kPackColumns[] = {
+        PackColumns<From, float>, PackColumns<From, Bfloat16>, PackInt8Columns<From>,
+        PackInt4Columns<From>};
+    pack_columns = kPackColumns[static_cast<int>(spec.weight_type)];
+  }
   const From* data = static_cast<const From*>(part.data);
-  const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
+  const int64_t panel_bytes = PanelBytes(gemm, spec);
   std::vector<Column<From>> columns(gemm.panel_outputs);
   const int64_t last = first + part.out_features;
   for (int64_t panel = first / gemm.panel_outputs; panel * gemm.panel_outputs < last; ++panel) {
@@ -125,6 +183,9 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
       columns[i] = spec.layout == WeightLayout::kOutIn
                        ? Column<From>{data + (n - first) * spec.in_features, 1}
                        : Column<From>{data + (n - first), part.out_features};
+      if (!spec.scaled) continue;
+      columns[i].scales = part.scales.data() + (n - first) * Groups(spec);
+      columns[i].zeros = part.zeros.data() + (n - first) * Groups(spec);
     }
     pack_columns(gemm, spec, columns, packed + panel * panel_bytes);
   }
@@ -135,25 +196,26 @@ void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void
   const int64_t row = tiles.begin(tile);
   const auto* from = static_cast<const std::byte*>(input) +
                      static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype);
-  gemm.pack_rows(from, spec.in_features, spec.segmented, tiles.rows(tile),
-                 packed + row * RowBytes(gemm, spec.in_features));
+  gemm.pack_rows(from, spec.in_features, spec.segmented, spec.group, tiles.rows(tile),
+                 packed + row * RowBytes(gemm, spec));
 }
 
 }  // namespace
 
 PackedFormat CpuPackedFormat(const GemmKernels& gemm, const LinearSpec& spec) {
-  return {
-      .id = absl::StrFormat("cpu.1.n%d.k%d.%s", gemm.panel_outputs, gemm.k_per_unit,
-                            NameOf(spec.weight_type)),
-      .size_bytes = static_cast<size_t>(CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs) *
-                                        PanelBytes(gemm, spec.in_features))};
+  std::string id = absl::StrFormat("cpu.1.n%d.k%d.%s", gemm.panel_outputs, gemm.k_per_unit,
+                                   NameOf(spec.weight_type));
+  if (spec.group != 0) absl::StrAppend(&id, ".g", spec.group);
+  return {.id = std::move(id),
+          .size_bytes = static_cast<size_t>(
+              CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs) * PanelBytes(gemm, spec))};
 }
 
 void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const WeightPart> parts,
              std::byte* packed) {
   // Outputs past N and what a last unit lacks stay zero.
   if (spec.out_features % gemm.panel_outputs != 0) {
-    const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
+    const int64_t panel_bytes = PanelBytes(gemm, spec);
     std::fill_n(packed + spec.out_features / gemm.panel_outputs * panel_bytes, panel_bytes,
                 std::byte{0});
   }
@@ -162,8 +224,10 @@ void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const We
   }
   int64_t first = 0;
   for (const WeightPart& part : parts) {
-    (part.dtype == DType::kF32 ? PackPart<float> : PackPart<Bfloat16>)(gemm, spec, part, first,
-                                                                       packed);
+    auto* const pack_part = spec.scaled                 ? PackPart<uint8_t>
+                            : part.dtype == DType::kF32 ? PackPart<float>
+                                                        : PackPart<Bfloat16>;
+    pack_part(gemm, spec, part, first, packed);
     first += part.out_features;
   }
 }
@@ -178,9 +242,9 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
   TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
   const GemmKernels& gemm = op->gemm();
   const LinearSpec& spec = op->spec();
-  const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
+  const int64_t panel_bytes = PanelBytes(gemm, spec);
   const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
-  const int64_t row_bytes = RowBytes(gemm, spec.in_features);
+  const int64_t row_bytes = RowBytes(gemm, spec);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
   TANDEM_ASSIGN_OR_RETURN(std::byte* const activations,
                           scratch->Get(static_cast<size_t>(block_rows * row_bytes)));
@@ -214,6 +278,7 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
                    .num_rows = rows,
                    .panels = op->packed() + first_panel * panel_bytes,
                    .in_features = spec.in_features,
+                   .group = spec.group,
                    .segmented = spec.segmented,
                    .bias = args.bias == nullptr ? nullptr : args.bias + first_output,
                    .output = output + static_cast<size_t>(first_output) * SizeOf(spec.output_dtype),

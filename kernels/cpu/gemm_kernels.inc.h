@@ -1,6 +1,9 @@
 // Tiles of GEMM over any policy: segments, their tree, scales, bias, rounding
 // (kernels/api/linear.h). Included once per instruction set.
 
+#include <bit>
+#include <type_traits>
+
 #include "kernels/cpu/int8_rows.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"
@@ -16,12 +19,19 @@ template <typename Policy, int kPanelVectors, int kMaxRows, int kSums, int64_t k
 struct Gemm {
   static constexpr int kPanelOutputs = kPanelVectors * kLanes;
   static constexpr int kPanelUnitBytes = kPanelVectors * Policy::kWeightVectorBytes;
-  // Behind a panel's units: the scale of each output. Before a tile's units: the runs of each row.
-  static constexpr int kPanelScaleBytes = Policy::kIsInteger ? kPanelOutputs * 4 : 0;
+  static constexpr bool kHasGroups = std::is_same_v<Policy, Int4Policy>;
+  // Behind a panel's units: the scale of each output. Before those of a group: scales in two bytes
+  // each, then zeros in one. Before a tile's units: the runs of each row, and sums of groups.
+  static constexpr int kPanelScaleBytes = Policy::kIsInteger && !kHasGroups ? kPanelOutputs * 4 : 0;
+  static constexpr int kPanelGroupBytes = kHasGroups ? kPanelOutputs * 3 : 0;
+  static constexpr int kRowGroupBytes = kHasGroups ? 4 : 0;
   static constexpr int kRowRunBytes =
       Policy::kIsInteger ? kNumLinearSegments * static_cast<int>(sizeof(RowRun)) : 0;
-  // In flight when a pass has its weights to itself, from memory.
-  static constexpr int kPrefetchBytes = 4096;
+  // In flight when a pass has its weights to itself, from memory, and the cache that they are
+  // fetched into.
+  static constexpr bool kFetchesFar = kHasGroups && kChunkUnits == 0;
+  static constexpr int kPrefetchBytes = kFetchesFar ? 8192 : 4096;
+  static constexpr int kCache = kFetchesFar ? 2 : 1;
   static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
   static_assert(kMaxRows <= kSums);
 
@@ -46,11 +56,23 @@ struct Gemm {
     return (in_features + Policy::kPerUnit - 1) / Policy::kPerUnit;
   }
 
-  static int64_t PanelBytes(int64_t in_features) {
-    return Units(in_features) * kPanelUnitBytes + kPanelScaleBytes;
+  // Groups that so many units begin.
+  static int64_t Groups(const GemmTask& task, int64_t units) {
+    if constexpr (!kHasGroups) return 0;
+    return (units * Policy::kPerUnit + task.group - 1) / task.group;
   }
-  static int64_t RowBytes(int64_t in_features) {
-    return Units(in_features) * Policy::kRowUnitBytes + kRowRunBytes;
+  static int64_t UnitsBytes(const GemmTask& task, int64_t units) {
+    return units * kPanelUnitBytes + Groups(task, units) * kPanelGroupBytes;
+  }
+  static int64_t PanelBytes(const GemmTask& task) {
+    return UnitsBytes(task, Units(task.in_features)) + kPanelScaleBytes;
+  }
+  // What a row has in a tile before its units.
+  static int64_t RowHeadBytes(const GemmTask& task) {
+    return kRowRunBytes + Groups(task, Units(task.in_features)) * kRowGroupBytes;
+  }
+  static int64_t RowBytes(const GemmTask& task) {
+    return RowHeadBytes(task) + Units(task.in_features) * Policy::kRowUnitBytes;
   }
 
   // A few tiles of rows times some whole panels: what shares weights while they are near.
@@ -62,10 +84,10 @@ struct Gemm {
     int vectors;  // of outputs
 
     int64_t rows() const { return tiles.begin(end_tile) - tiles.begin(first_tile); }
-    int64_t panel_bytes() const { return PanelBytes(task.in_features); }
+    int64_t panel_bytes() const { return PanelBytes(task); }
     int sums_stride() const { return vectors * kLanes; }
     const std::byte* activations(int64_t tile) const {
-      return task.activations + tiles.begin(tile) * RowBytes(task.in_features);
+      return task.activations + tiles.begin(tile) * RowBytes(task);
     }
   };
 
@@ -76,24 +98,39 @@ struct Gemm {
   struct Weights {
     const std::byte* chunk;  // of the first panel
     int64_t units;
+    int64_t bytes;  // of the units of a panel, and of their groups
     int64_t panel_bytes;
     int first_vector;
     int64_t pass, num_passes;
 
+    // Where the panel of vector `v` of kVectors begins, and which vector of that it is. Passes of
+    // whole panels begin with one.
+    template <int kVectors>
+    const std::byte* panel(int v) const {
+      if constexpr (kVectors % kPanelVectors == 0) {
+        return chunk + (first_vector / kPanelVectors + v / kPanelVectors) * panel_bytes;
+      }
+      return chunk + (first_vector + v) / kPanelVectors * panel_bytes;
+    }
+    template <int kVectors>
+    int of_panel(int v) const {
+      return (kVectors % kPanelVectors == 0 ? v : first_vector + v) % kPanelVectors;
+    }
+    template <int kVectors>
     const std::byte* vector(int v) const {
-      const int at = first_vector + v;
-      return chunk + at / kPanelVectors * panel_bytes +
-             at % kPanelVectors * Policy::kWeightVectorBytes;
+      return panel<kVectors>(v) + kPanelGroupBytes +
+             of_panel<kVectors>(v) * Policy::kWeightVectorBytes;
     }
     template <int kVectors>
     int64_t prefetch_stride() const {
-      const int64_t streams = num_passes * kVectors;
-      return num_passes == 1 ? kPanelUnitBytes : (kPanelUnitBytes + streams - 1) / streams;
+      const int64_t streams = num_passes * kVectors * units;
+      return num_passes == 1 ? kPanelUnitBytes : (bytes + streams - 1) / streams;
     }
     template <int kVectors>
+    static constexpr int kAhead = kPrefetchBytes* kPanelVectors / kVectors;
+    template <int kVectors>
     const std::byte* prefetch(int v) const {
-      if (num_passes == 1) return vector(v) + kPrefetchBytes * kPanelVectors / kVectors;
-      const int64_t bytes = units * kPanelUnitBytes;
+      if (num_passes == 1) return vector<kVectors>(v) + kAhead<kVectors>;
       return chunk + bytes + (pass * kVectors + v) * bytes / (num_passes * kVectors);
     }
   };
@@ -105,10 +142,96 @@ struct Gemm {
     bool begins, ends;
   };
 
+  // What a part of a tile's rows is: units, and what stands before them.
+  struct Rows {
+    const std::byte* units;
+    const RowRun* runs;         // of the part's segment; the next row's kNumLinearSegments on
+    const int32_t* group_sums;  // [group][row]
+  };
+
+  // Adds the products with a chunk, group by group, to sums [kRows, sums_stride], or begins them.
+  // Sums of a group are whole numbers in registers; those of all stay near.
+  template <int kRows, int kVectors>
+  static void PassOfGroups(Rows rows, int64_t group_units, const Weights& weights, const Part& part,
+                           float* sums, int64_t sums_stride) {
+    const auto for_all = [&](auto change) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          float* const sum = sums + r * sums_stride + v * kLanes;
+          StoreF32(sum, change(r, v, sum));
+        }
+      }
+    };
+    if (part.begins) for_all([](int, int, const float*) { return Splat(0.0f); });
+    const bool is_one_pass = weights.num_passes == 1;
+    const int64_t prefetch_stride = weights.template prefetch_stride<kVectors>();
+    const std::byte* panels[kVectors];
+    const std::byte* w[kVectors];
+    const std::byte* prefetch[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      panels[v] = weights.template panel<kVectors>(v);
+      w[v] = weights.template vector<kVectors>(v);
+      prefetch[v] = weights.template prefetch<kVectors>(v);
+    }
+    for (int64_t left = weights.units; left > 0; left -= group_units) {
+      const int64_t units = left < group_units ? left : group_units;
+      F32x16 acc[kRows][kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const int at = weights.template of_panel<kVectors>(v);
+        const U32x16 zeros =
+            LoadU8(reinterpret_cast<const uint8_t*>(panels[v]) + kPanelOutputs * 2 + at * kLanes);
+        if (is_one_pass) {
+          __builtin_prefetch(panels[v] + at * 64 + Weights::template kAhead<kVectors>, /*rw=*/0,
+                             /*locality=*/4 - kCache);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const U32x16 sum = BitsOf(Splat(std::bit_cast<float>(rows.group_sums[r])));
+          acc[r][v] = FloatsOf(UnsignedOf(AddPairProducts(I32x16{}, zeros, sum)));
+        }
+      }
+      AccumulateUnits<Policy, kRows, kVectors, kCache>(rows.units, kRows * Policy::kRowUnitBytes,
+                                                       Policy::kRowUnitBytes, w, kPanelUnitBytes,
+                                                       prefetch, prefetch_stride, units, acc);
+      F32x16 scales[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        scales[v] = WidenHalf(LoadU16(reinterpret_cast<const uint16_t*>(panels[v]) +
+                                      weights.template of_panel<kVectors>(v) * kLanes));
+      }
+      for_all([&](int r, int v, const float* sum) __attribute__((always_inline)) {
+        return LoadF32(sum) + ToFloats(SignedOf(BitsOf(acc[r][v]))) * scales[v];
+      });
+      const int64_t bytes = units * kPanelUnitBytes + kPanelGroupBytes;
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        panels[v] += bytes;
+        w[v] += bytes;
+        prefetch[v] += is_one_pass ? bytes : units * prefetch_stride;
+      }
+      rows.units += units * kRows * Policy::kRowUnitBytes;
+      rows.group_sums += kRows;
+    }
+    if (part.ends) {
+      for_all([&](int r, int, const float* sum) __attribute__((always_inline)) {
+        return LoadF32(sum) * rows.runs[r * kNumLinearSegments].scale;
+      });
+    }
+  }
+
   // Adds the products with a chunk to sums [kRows, sums_stride], or begins them.
   template <int kRows, int kVectors>
-  static void Pass(const std::byte* a, const RowRun* runs, const Weights& weights, const Part& part,
-                   float* sums, int64_t sums_stride) {
+  static void Pass(const Rows& rows, [[maybe_unused]] int64_t group_units, const Weights& weights,
+                   const Part& part, float* sums, int64_t sums_stride) {
+    if constexpr (kHasGroups) {
+      PassOfGroups<kRows, kVectors>(rows, group_units, weights, part, sums, sums_stride);
+      return;
+    }
+    const RowRun* const runs = rows.runs;
     F32x16 acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -130,12 +253,12 @@ struct Gemm {
     const std::byte* prefetch[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      w[v] = weights.vector(v);
+      w[v] = weights.template vector<kVectors>(v);
       prefetch[v] = weights.template prefetch<kVectors>(v);
     }
     AccumulateUnits<Policy, kRows, kVectors>(
-        a, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes, prefetch,
-        weights.template prefetch_stride<kVectors>(), weights.units, acc);
+        rows.units, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes,
+        prefetch, weights.template prefetch_stride<kVectors>(), weights.units, acc);
     if constexpr (Policy::kIsInteger) {
       if (part.ends) {
 #pragma GCC unroll 16
@@ -170,17 +293,24 @@ struct Gemm {
     const int step = takes_most ? kMost : kFewer;
     const int passes = band.vectors / step;
     const std::byte* const packed = band.activations(tile);
-    const RowRun* const runs = reinterpret_cast<const RowRun*>(packed) + part.segment;
-    const std::byte* const a = packed + kRows * (kRowRunBytes + part.first * Policy::kRowUnitBytes);
+    const auto* const runs = reinterpret_cast<const RowRun*>(packed);
+    const auto* const group_sums =
+        reinterpret_cast<const int32_t*>(packed + int64_t{kRows} * kRowRunBytes);
+    const Rows rows{
+        .units = packed + kRows * (RowHeadBytes(band.task) + part.first * Policy::kRowUnitBytes),
+        .runs = runs + part.segment,
+        .group_sums = group_sums + Groups(band.task, part.first) * kRows};
+    const int64_t group_units = band.task.group / Policy::kPerUnit;
     sums += (band.tiles.begin(tile) - band.tiles.begin(band.first_tile)) * band.sums_stride();
     for (int i = 0; i < passes; ++i) {
-      const Weights weights{.chunk = band.panels + part.first * kPanelUnitBytes,
+      const Weights weights{.chunk = band.panels + UnitsBytes(band.task, part.first),
                             .units = part.units,
+                            .bytes = UnitsBytes(band.task, part.units),
                             .panel_bytes = band.panel_bytes(),
                             .first_vector = i * step,
                             .pass = (tile - band.first_tile) * passes + i,
                             .num_passes = (band.end_tile - band.first_tile) * passes};
-      pass(a, runs, weights, part, sums + i * step * kLanes, band.sums_stride());
+      pass(rows, group_units, weights, part, sums + i * step * kLanes, band.sums_stride());
     }
   }
 
@@ -257,7 +387,7 @@ struct Gemm {
       for (int i = 0; i < count; i += kLanes) {
         const int lanes = count - i < kLanes ? count - i : kLanes;
         F32x16 y = LoadF32(sums + r * band.sums_stride() + i);
-        if constexpr (Policy::kIsInteger) {
+        if constexpr (kPanelScaleBytes != 0) {
           const std::byte* const panel = band.panels + i / kPanelOutputs * band.panel_bytes();
           const std::byte* const scales = panel + Units(task.in_features) * kPanelUnitBytes;
           y = y * LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
@@ -273,7 +403,7 @@ struct Gemm {
 
   static void Run(const GemmTask& task) {
     const RowTiles tiles = MakeRowTiles(task.num_rows, kMaxRows);
-    const int64_t panel_bytes = PanelBytes(task.in_features);
+    const int64_t panel_bytes = PanelBytes(task);
     const int num_panels = static_cast<int>((task.num_outputs + kPanelOutputs - 1) / kPanelOutputs);
     const int most = VectorsOf(static_cast<int>(tiles.rows(0))) / kPanelVectors;
     const int step = tiles.count == 1 && most > 1 ? most : 1;
@@ -294,10 +424,10 @@ struct Gemm {
 
   template <typename Element>
   static void PackRows(const void* input, int64_t in_features, [[maybe_unused]] bool segmented,
-                       int rows, std::byte* packed) {
+                       [[maybe_unused]] int64_t group, int rows, std::byte* packed) {
     const Element* from = static_cast<const Element*>(input);
     if constexpr (Policy::kIsInteger) {
-      PackInt8Tile<Policy>(from, in_features, segmented, rows, packed);
+      PackInt8Tile<Policy>(from, in_features, segmented, group, rows, packed);
     } else {
       PackUnits<Policy, Element>(
           rows, in_features, [&](int r) { return from + r * in_features; }, packed);
@@ -307,14 +437,18 @@ struct Gemm {
   template <typename Element>
   static constexpr GemmKernels Table() {
     constexpr DType kDType = sizeof(Element) == 4 ? DType::kF32 : DType::kBF16;
-    return GemmKernels{.weight_type = Policy::kIsInteger ? WeightType::kInt8 : WeightTypeOf(kDType),
+    return GemmKernels{.weight_type = kHasGroups           ? WeightType::kInt4
+                                      : Policy::kIsInteger ? WeightType::kInt8
+                                                           : WeightTypeOf(kDType),
                        .compute_dtype = kDType,
                        .panel_outputs = kPanelOutputs,
                        .k_per_unit = Policy::kPerUnit,
                        .weight_unit_bytes = Policy::kWeightVectorBytes / kLanes,
                        .panel_scale_bytes = kPanelScaleBytes,
+                       .panel_group_bytes = kPanelGroupBytes,
                        .activation_unit_bytes = Policy::kRowUnitBytes,
                        .row_run_bytes = kRowRunBytes,
+                       .row_group_bytes = kRowGroupBytes,
                        .max_tile_rows = kMaxRows,
                        .panel_step = kPanelStep,
                        .pack_rows = PackRows<Element>,

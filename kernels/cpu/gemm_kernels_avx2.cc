@@ -13,5 +13,9 @@ constinit const GemmKernels kAvx2GemmInt8F32 =
     Gemm<PairInt8Policy, 2, 6, 6, kChunkUnits>::Table<float>();
 constinit const GemmKernels kAvx2GemmInt8Bf16 =
     Gemm<PairInt8Policy, 2, 6, 6, kChunkUnits>::Table<uint16_t>();
+constinit const GemmKernels kAvx2GemmInt4F32 =
+    Gemm<Int4Policy, 2, 4, 4, kChunkUnits>::Table<float>();
+constinit const GemmKernels kAvx2GemmInt4Bf16 =
+    Gemm<Int4Policy, 2, 4, 4, kChunkUnits>::Table<uint16_t>();
 
 }  // namespace tandem

@@ -9,5 +9,7 @@ constinit const GemmKernels kGenericGemmBf16 =
 constinit const GemmKernels kGenericGemmInt8F32 = Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<float>();
 constinit const GemmKernels kGenericGemmInt8Bf16 =
     Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<uint16_t>();
+constinit const GemmKernels kGenericGemmInt4F32 = Gemm<Int4Policy, 2, 2, 2, 0>::Table<float>();
+constinit const GemmKernels kGenericGemmInt4Bf16 = Gemm<Int4Policy, 2, 2, 2, 0>::Table<uint16_t>();
 
 }  // namespace tandem

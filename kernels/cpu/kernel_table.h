@@ -26,13 +26,15 @@ struct RowKernels {
 
 // Some rows times some panels of packed weights. A panel holds panel_outputs outputs for all k:
 // [unit][output] in units of k_per_unit inputs, and behind them scales of the outputs, if weights
-// have them. Activations are packed in tiles of at most max_tile_rows rows: scales of the rows, if
-// they have them, and [unit][row].
+// have them; where groups of inputs have their own, each group's before its units. Activations are
+// packed in tiles of at most max_tile_rows rows: scales of the rows, if they have them, sums of
+// groups, and [unit][row].
 struct GemmTask {
   const std::byte* activations;  // of the first tile
   int64_t num_rows;              // split into tiles by MakeRowTiles
   const std::byte* panels;       // of the first panel
   int64_t in_features;
+  int64_t group;  // Inputs of a group; 0: no groups.
   bool segmented;
   const float* bias;  // of the first panel's first output, or null
   void* output;       // at the first row and the first panel's first output
@@ -48,13 +50,15 @@ struct GemmKernels {
   int k_per_unit;
   size_t weight_unit_bytes;      // one unit of one output in a panel
   size_t panel_scale_bytes;      // scales of a panel's outputs
+  size_t panel_group_bytes;      // what a panel's outputs have for each group of inputs
   size_t activation_unit_bytes;  // one unit of one row in a tile
   size_t row_run_bytes;          // scales of one row in a tile
+  size_t row_group_bytes;        // what one row has for each group
   int max_tile_rows;
   int panel_step;  // few rows take so many panels at once: tasks are best multiples of it
   // Packs one tile of `rows` rows. Rows that have scales have one a segment, where there are
   // segments.
-  void (*pack_rows)(const void* input, int64_t in_features, bool segmented, int rows,
+  void (*pack_rows)(const void* input, int64_t in_features, bool segmented, int64_t group, int rows,
                     std::byte* packed);
   void (*run)(const GemmTask& task);
 };
@@ -109,7 +113,7 @@ using Bf16AttentionTable = std::array<AttentionKernels, 3>;
 struct KernelTable {
   const char* isa;
   RowKernels rows;
-  GemmKernels gemm[4];
+  GemmKernels gemm[6];
   F32AttentionTable f32_attention;
   Bf16AttentionTable bf16_attention;
 };

@@ -6,7 +6,8 @@ namespace {
 
 bool MachineHasAvx2() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+         __builtin_cpu_supports("f16c") != 0;
 }
 
 bool MachineHasAvx512() {
@@ -25,12 +26,12 @@ bool MachineHasAvx512Bf16() {
 
 const KernelTable* Avx2Kernels() {
   if (!MachineHasAvx2()) return nullptr;
-  static const KernelTable table{
-      .isa = "avx2",
-      .rows = kAvx2Rows,
-      .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2GemmInt8F32, kAvx2GemmInt8Bf16},
-      .f32_attention = kAvx2AttentionF32,
-      .bf16_attention = kAvx2AttentionBf16};
+  static const KernelTable table{.isa = "avx2",
+                                 .rows = kAvx2Rows,
+                                 .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2GemmInt8F32,
+                                          kAvx2GemmInt8Bf16, kAvx2GemmInt4F32, kAvx2GemmInt4Bf16},
+                                 .f32_attention = kAvx2AttentionF32,
+                                 .bf16_attention = kAvx2AttentionBf16};
   return &table;
 }
 
@@ -39,7 +40,8 @@ const KernelTable* Avx512Kernels() {
   static const KernelTable table{
       .isa = "avx512",
       .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512GemmInt8F32, kAvx512GemmInt8Bf16},
+      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512GemmInt8F32, kAvx512GemmInt8Bf16,
+               kAvx512GemmInt4F32, kAvx512GemmInt4Bf16},
       .f32_attention = kAvx512AttentionF32,
       .bf16_attention = kAvx512AttentionBf16};
   return &table;
@@ -50,7 +52,8 @@ const KernelTable* Avx512VnniKernels() {
   static const KernelTable table{
       .isa = "avx512vnni",
       .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
+      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
+               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
       .f32_attention = kAvx512AttentionF32,
       .bf16_attention = kAvx512AttentionBf16};
   return &table;
@@ -67,15 +70,15 @@ const KernelTable* BestAvx512Bf16Kernels() {
 std::span<const Isa> KnownIsas() {
   static constexpr Isa kIsas[] = {
       {.name = "avx512bf16",
-       .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2 and FMA",
+       .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2, FMA and F16C",
        .kernels = BestAvx512Bf16Kernels},
       {.name = "avx512vnni",
-       .needs = "AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA",
+       .needs = "AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C",
        .kernels = Avx512VnniKernels},
       {.name = "avx512",
-       .needs = "AVX-512 F, BW, DQ and VL, AVX2 and FMA",
+       .needs = "AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C",
        .kernels = Avx512Kernels},
-      {.name = "avx2", .needs = "AVX2 and FMA", .kernels = Avx2Kernels},
+      {.name = "avx2", .needs = "AVX2, FMA and F16C", .kernels = Avx2Kernels},
       {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }},
   };
   return kIsas;
@@ -86,13 +89,15 @@ const KernelTable* Avx512Bf16Kernels(Bf16Method method) {
   static const KernelTable dot{
       .isa = "avx512bf16",
       .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
+      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
+               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
       .f32_attention = kAvx512AttentionF32,
       .bf16_attention = kAvx512Bf16AttentionDot};
   static const KernelTable fma{
       .isa = "avx512bf16",
       .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
+      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
+               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
       .f32_attention = kAvx512AttentionF32,
       .bf16_attention = kAvx512Bf16AttentionFma};
   return method == Bf16Method::kDot ? &dot : &fma;

@@ -13,6 +13,8 @@ extern const GemmKernels kGenericGemmF32;
 extern const GemmKernels kGenericGemmBf16;
 extern const GemmKernels kGenericGemmInt8F32;
 extern const GemmKernels kGenericGemmInt8Bf16;
+extern const GemmKernels kGenericGemmInt4F32;
+extern const GemmKernels kGenericGemmInt4Bf16;
 extern const F32AttentionTable kGenericAttentionF32;
 extern const Bf16AttentionTable kGenericAttentionBf16;
 
@@ -21,6 +23,8 @@ extern const GemmKernels kAvx2GemmF32;
 extern const GemmKernels kAvx2GemmBf16;
 extern const GemmKernels kAvx2GemmInt8F32;
 extern const GemmKernels kAvx2GemmInt8Bf16;
+extern const GemmKernels kAvx2GemmInt4F32;
+extern const GemmKernels kAvx2GemmInt4Bf16;
 extern const F32AttentionTable kAvx2AttentionF32;
 extern const Bf16AttentionTable kAvx2AttentionBf16;
 
@@ -29,12 +33,16 @@ extern const GemmKernels kAvx512GemmF32;
 extern const GemmKernels kAvx512GemmBf16;
 extern const GemmKernels kAvx512GemmInt8F32;
 extern const GemmKernels kAvx512GemmInt8Bf16;
+extern const GemmKernels kAvx512GemmInt4F32;
+extern const GemmKernels kAvx512GemmInt4Bf16;
 extern const F32AttentionTable kAvx512AttentionF32;
 extern const Bf16AttentionTable kAvx512AttentionBf16;
 
 // What AVX-512 VNNI adds.
 extern const GemmKernels kAvx512VnniGemmInt8F32;
 extern const GemmKernels kAvx512VnniGemmInt8Bf16;
+extern const GemmKernels kAvx512VnniGemmInt4F32;
+extern const GemmKernels kAvx512VnniGemmInt4Bf16;
 
 // What AVX-512 BF16 adds.
 extern const GemmKernels kAvx512Bf16GemmDot;

@@ -9,7 +9,8 @@
 //   lanes    Splat, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c, SwapPairs,
 //            SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
-//   numbers  ToFloats, AddPairProducts, EvenBytes, OddBytes, LoadInt8, StoreInt8
+//   numbers  ToFloats, AddPairProducts, AddByteProducts, EvenBytes, OddBytes, LoadU8, LoadInt8,
+//            StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a
@@ -38,6 +39,26 @@ namespace tandem {
 namespace {
 
 TANDEM_LANES F32x16 WidenBf16(U16x16 x) { return FloatsOf(WidenU16(x) << 16); }
+
+// ToFloat of halves, in every lane.
+TANDEM_LANES F32x16 WidenHalf(U16x16 x) {
+#if defined(__AVX512F__)
+  return (F32x16)_mm512_cvtph_ps((__m256i)x);
+#elif defined(__F16C__)
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) { y.part[i] = (F32x16::Register)_mm256_cvtph_ps((__m128i)x.part[i]); }
+  return y;
+#else
+  const U32x16 bits = WidenU16(x);
+  const U32x16 magnitude = bits & 0x7FFFu;
+  const F32x16 small = ToFloats(SignedOf(magnitude)) * 0x1p-24f;
+  const F32x16 number = FloatsOf((magnitude << 13) + 0x38000000u);
+  const F32x16 none = FloatsOf((magnitude << 13) + 0x70000000u);
+  const F32x16 y = Select(SignedOf(magnitude) < 0x400, small,
+                          Select(SignedOf(magnitude) < 0x7C00, number, none));
+  return FloatsOf(BitsOf(y) | (bits & 0x8000u) << 16);
+#endif
+}
 
 // ToBfloat16 of every lane.
 TANDEM_LANES U16x16 NarrowBf16(F32x16 x) {

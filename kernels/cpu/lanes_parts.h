@@ -252,6 +252,37 @@ TANDEM_LANES I32x16 LoadInt8(const int8_t* from) {
 #endif
   return y;
 }
+// Each lane is four bytes, those of `a` without a sign and at most 127, of `b` from -127 on: acc +
+// the sum of their products.
+TANDEM_LANES I32x16 AddByteProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
+  I32x16 y;
+#if defined(__AVX2__)
+  TANDEM_FOR_PARTS(i) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
+    y.part[i] = acc.part[i] + (I32x16::Register)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+#else
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] = acc.part[i];
+#pragma GCC unroll 4
+    for (int bits = 0; bits < 32; bits += 8) {
+      y.part[i] += (I32x16::Register)(a.part[i] >> bits & 0xFFu) *
+                   ((I32x16::Register)(b.part[i] << (24 - bits)) >> 24);
+    }
+  }
+#endif
+  return y;
+}
+TANDEM_LANES U32x16 LoadU8(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kRegisterLanes)));
+  U32x16 y;
+  TANDEM_FOR_PARTS(i) {
+    Bytes bytes;
+    std::memcpy(&bytes, from + i * kRegisterLanes, sizeof(bytes));
+    y.part[i] = __builtin_convertvector(bytes, U32x16::Register);
+  }
+  return y;
+}
 // Numbers that fit.
 TANDEM_LANES void StoreInt8(int8_t* to, const I32x16& x) {
   typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));

@@ -202,6 +202,29 @@ struct PairInt8Policy {
   }
 };
 
+// 4 bits, eight inputs a unit: a byte has one of the first four inputs low and one of the last four
+// high. Rows are as with 8 bits; a sum begins with what the zeros of the weights take from it.
+struct Int4Policy {
+  static constexpr bool kIsInteger = true;
+  static constexpr int kPerUnit = 8;
+  static constexpr int kPhases = 2;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 8;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    const U32x16 both = LoadU32(from);
+    return FloatsOf((kPhase == 0 ? both : both >> 4) & 0x0F0F0F0Fu);
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return FloatsOf(UnsignedOf(AddByteProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
+  }
+  TANDEM_LANES void StoreRow(const int8_t* eight, std::byte* to) { std::memcpy(to, eight, 8); }
+};
+
 // Packs [rows] × [count] inputs as [unit][row]; an odd last input is paired with zero.
 // `Row(r)` gives the row's elements.
 template <typename Policy, typename Element, typename Row>

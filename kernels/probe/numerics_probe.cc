@@ -53,6 +53,11 @@ class Probe {
     if (shape_.int8_weights) {
       TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears("int8 linear", WeightType::kInt8); }));
     }
+    for (const int64_t group : {32, 64, 128}) {
+      if (!shape_.int4_weights) break;
+      const std::string name = absl::StrCat("int4 linear of ", group);
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears(name, WeightType::kInt4, group); }));
+    }
     if (shape_.kv_type) {
       TANDEM_RETURN_IF_ERROR(ForAll([&] {
         AttentionOptions options = attention;
@@ -275,26 +280,27 @@ class Probe {
     return Activate("gelu of f32", kGelu, wide, DType::kF32, false);
   }
 
-  absl::Status Linears(const char* name, WeightType weight_type) {
+  absl::Status Linears(absl::string_view name, WeightType weight_type, int64_t group = 0) {
     for (const bool segmented : {false, true}) {
       for (const DType output : {DType::kF32, DType::kBF16}) {
         if (output == DType::kF32 || output == dtype_) {
-          TANDEM_RETURN_IF_ERROR(Linear(name, weight_type, output, segmented));
+          TANDEM_RETURN_IF_ERROR(Linear(name, weight_type, group, output, segmented));
         }
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status Linear(const char* name, WeightType weight_type, DType output_dtype,
-                      bool segmented) {
+  absl::Status Linear(absl::string_view name, WeightType weight_type, int64_t group,
+                      DType output_dtype, bool segmented) {
     const ProbeShape& s = shape_;
     const LinearSpec spec{.in_features = s.features,
                           .out_features = s.outputs,
                           .weight_type = weight_type,
                           .compute_dtype = dtype_,
                           .output_dtype = output_dtype,
-                          .segmented = segmented};
+                          .segmented = segmented,
+                          .group = group};
     const std::vector<std::byte> weights = HostNumbers(dtype_, s.outputs, s.features, 0.1f);
     TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
     TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(format.size_bytes));
@@ -500,6 +506,7 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
                          .gated_gelu = options.gated_gelu,
                          .logit_cap = options.logit_cap ? 30.0f : 0.0f,
                          .int8_weights = options.int8_weights,
+                         .int4_weights = options.int4_weights,
                          .kv_type = options.kv_type};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
                           ProbeOperations(backend, shape, kProbeSeed));

@@ -5,20 +5,35 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/reference/numbers.h"
+#include "kernels/support/int4.h"
 #include "kernels/support/int8.h"
 #include "runtime/base/check.h"
+#include "runtime/base/math.h"
 
 namespace tandem {
 namespace {
 
 DType ElementType(WeightType type) { return type == WeightType::kF32 ? DType::kF32 : DType::kBF16; }
 
-// Packed weights are [N, K] numbers; 8 bits come behind the scales of the outputs, [N].
+// What outputs, or their groups, have of 4 bits.
+struct ScaleAndZero {
+  float scale;
+  int32_t zero;
+};
+
+int64_t Groups(const LinearSpec& spec) { return CeilDiv(spec.in_features, spec.group); }
+
+// Packed weights are [N, K] numbers; 8 bits come behind the scales of the outputs, [N], 4 bits, a
+// byte each, behind those of groups, [N, Groups].
 size_t ScaleBytes(const LinearSpec& spec) {
-  const bool int8 = spec.weight_type == WeightType::kInt8;
-  return int8 ? static_cast<size_t>(spec.out_features) * sizeof(float) : 0;
+  const auto outputs = static_cast<size_t>(spec.out_features);
+  if (spec.weight_type == WeightType::kInt8) return outputs * sizeof(float);
+  if (spec.weight_type != WeightType::kInt4) return 0;
+  return outputs * static_cast<size_t>(Groups(spec)) * sizeof(ScaleAndZero);
 }
 
 class ReferenceLinearOp final : public LinearOp {
@@ -27,13 +42,17 @@ class ReferenceLinearOp final : public LinearOp {
       : LinearOp(spec), packed_(packed) {}
   const std::byte* numbers() const { return packed_ + ScaleBytes(spec()); }
   float scale(int64_t n) const { return reinterpret_cast<const float*>(packed_)[n]; }
+  const ScaleAndZero* groups(int64_t n) const {
+    return reinterpret_cast<const ScaleAndZero*>(packed_) + n * Groups(spec());
+  }
 
  private:
   const std::byte* const packed_;
 };
 
 size_t SizeOfNumber(WeightType type) {
-  return type == WeightType::kInt8 ? 1 : SizeOf(ElementType(type));
+  const bool bytes = type == WeightType::kInt8 || type == WeightType::kInt4;
+  return bytes ? 1 : SizeOf(ElementType(type));
 }
 
 // The scale of array[begin], array[begin + stride], …: `count` numbers.
@@ -52,11 +71,31 @@ struct Operands {
   int64_t x_begin;
   const std::byte* w;
   int64_t w_begin;
+  const ScaleAndZero* groups;  // kInt4 only.
 };
+
+// Inputs [begin, begin + count), whole groups but for the last of a layer.
+float DotInt4(const Operands& of, int64_t begin, int64_t count) {
+  const DType compute = of.spec.compute_dtype;
+  const float scale = ScaleOf(compute, of.x, of.x_begin + begin, count);
+  float sum = 0.0f;
+  for (int64_t first = begin; first < begin + count; first += of.spec.group) {
+    const ScaleAndZero& group = of.groups[first / of.spec.group];
+    const int64_t end = std::min(first + of.spec.group, begin + count);
+    int64_t products = 0;
+    for (int64_t k = first; k < end; ++k) {
+      const int64_t q = std::to_integer<int64_t>(of.w[of.w_begin + k]);
+      products += (q - group.zero) * ToInt8(Load(compute, of.x, of.x_begin + k), scale);
+    }
+    sum = sum + static_cast<float>(products) * group.scale;
+  }
+  return sum * scale;
+}
 
 // Inputs [begin, begin + count): one accumulator, k ascending. Integers are exact.
 float Dot(const Operands& of, int64_t begin, int64_t count) {
   const DType compute = of.spec.compute_dtype;
+  if (of.spec.weight_type == WeightType::kInt4) return DotInt4(of, begin, count);
   if (of.spec.weight_type == WeightType::kInt8) {
     const auto* const w = reinterpret_cast<const int8_t*>(of.w) + of.w_begin + begin;
     const float scale = ScaleOf(compute, of.x, of.x_begin + begin, count);
@@ -89,33 +128,77 @@ std::optional<float> SegmentTree(const Operands& of, int first, int count) {
   return *left + *right;
 }
 
+// Where a part has the weights of an output of the layer.
+struct Output {
+  int64_t begin, stride;
+  int64_t index;
+};
+
+void PackInt8(const LinearSpec& spec, const WeightPart& part, const Output& output, float* scales,
+              std::byte* numbers) {
+  float& scale = scales[output.index];
+  scale = ScaleOf(part.dtype, part.data, output.begin, spec.in_features, output.stride);
+  for (int64_t k = 0; k < spec.in_features; ++k) {
+    numbers[output.index * spec.in_features + k] = static_cast<std::byte>(
+        ToInt8(Load(part.dtype, part.data, output.begin + k * output.stride), scale));
+  }
+}
+
+void PackInt4(const LinearSpec& spec, const WeightPart& part, const Output& output,
+              ScaleAndZero* groups, std::byte* numbers) {
+  numbers += output.index * spec.in_features;
+  for (int64_t g = 0; g < Groups(spec); ++g) {
+    const int64_t first = g * spec.group;
+    const int64_t end = std::min(first + spec.group, spec.in_features);
+    ScaleAndZero& group = groups[output.index * Groups(spec) + g];
+    if (spec.scaled) {
+      const int64_t at = output.begin / spec.in_features * Groups(spec) + g;
+      group = {.scale = ToFloat(ToHalf(part.scales[at])), .zero = part.zeros[at]};
+      const auto* const given = static_cast<const std::byte*>(part.data) + output.begin;
+      std::copy(given + first, given + end, numbers + first);
+      continue;
+    }
+    const auto load = [&](int64_t k) {
+      return Load(part.dtype, part.data, output.begin + k * output.stride);
+    };
+    Int4Range range;
+    for (int64_t k = first; k < end; ++k) range.Add(load(k));
+    const Int4Group made = Int4GroupOf(range);
+    group = {.scale = ToFloat(made.scale), .zero = made.zero};
+    for (int64_t k = first; k < end; ++k) {
+      numbers[k] = static_cast<std::byte>(ToInt4(load(k), made));
+    }
+  }
+}
+
 }  // namespace
 
 PackedFormat ReferencePackedFormat(const LinearSpec& spec) {
+  std::string id = absl::StrCat("reference.1.", NameOf(spec.weight_type));
+  if (spec.weight_type == WeightType::kInt4) absl::StrAppend(&id, ".g", spec.group);
   return {
-      .id = std::string("reference.1.") + NameOf(spec.weight_type),
+      .id = std::move(id),
       .size_bytes = ScaleBytes(spec) + static_cast<size_t>(spec.in_features * spec.out_features) *
                                            SizeOfNumber(spec.weight_type)};
 }
 
 void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, std::byte* packed) {
-  const bool int8 = spec.weight_type == WeightType::kInt8;
-  auto* const scales = reinterpret_cast<float*>(packed);
   std::byte* const numbers = packed + ScaleBytes(spec);
   int64_t n = 0;  // of the layer
   for (const WeightPart& part : parts) {
     for (int64_t i = 0; i < part.out_features; ++i, ++n) {
       const bool out_in = spec.layout == WeightLayout::kOutIn;
-      const int64_t begin = out_in ? i * spec.in_features : i;
-      const int64_t stride = out_in ? 1 : part.out_features;
-      if (int8) scales[n] = ScaleOf(part.dtype, part.data, begin, spec.in_features, stride);
-      for (int64_t k = 0; k < spec.in_features; ++k) {
-        const float weight = Load(part.dtype, part.data, begin + k * stride);
-        const int64_t to = n * spec.in_features + k;
-        if (int8) {
-          numbers[to] = static_cast<std::byte>(ToInt8(weight, scales[n]));
-        } else {
-          Store(ElementType(spec.weight_type), numbers, to, weight);
+      const Output output{.begin = out_in ? i * spec.in_features : i,
+                          .stride = out_in ? 1 : part.out_features,
+                          .index = n};
+      if (spec.weight_type == WeightType::kInt8) {
+        PackInt8(spec, part, output, reinterpret_cast<float*>(packed), numbers);
+      } else if (spec.weight_type == WeightType::kInt4) {
+        PackInt4(spec, part, output, reinterpret_cast<ScaleAndZero*>(packed), numbers);
+      } else {
+        for (int64_t k = 0; k < spec.in_features; ++k) {
+          Store(ElementType(spec.weight_type), numbers, n * spec.in_features + k,
+                Load(part.dtype, part.data, output.begin + k * output.stride));
         }
       }
     }
@@ -131,9 +214,11 @@ void ReferenceLinear(const HostLinearArgs& args) {
   TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
   const LinearSpec& spec = op->spec();
   const int64_t in = spec.in_features;
+  const bool int4 = spec.weight_type == WeightType::kInt4;
   for (int64_t r = 0; r < args.num_rows; ++r) {
     for (int64_t n = 0; n < spec.out_features; ++n) {
-      const Operands of{spec, args.input, r * in, op->numbers(), n * in};
+      const Operands of{spec,          args.input, r * in,
+                        op->numbers(), n * in,     int4 ? op->groups(n) : nullptr};
       float sum = spec.segmented ? *SegmentTree(of, 0, kNumLinearSegments) : Dot(of, 0, in);
       if (spec.weight_type == WeightType::kInt8) sum = sum * op->scale(n);
       if (args.bias != nullptr) sum = sum + args.bias[n];

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/support/int8.h"
+#include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -134,8 +135,13 @@ absl::Status Validate(const LinearSpec& spec) {
   TANDEM_RETURN_IF_ERROR(InRange("linear", int8 ? "in_features of int8 weights" : "in_features",
                                  spec.in_features, 1, int8 ? kMaxInt8InFeatures : kMaxInFeatures));
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
-  // Every type of today keeps numbers, none runs of them.
-  if (spec.scaled) {
+  const bool int4 = spec.weight_type == WeightType::kInt4;
+  if (int4 ? spec.group != 32 && spec.group != 64 && spec.group != 128 : spec.group != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type),
+                        spec.group, int4 ? "32, 64 or 128" : "0"));
+  }
+  if (spec.scaled && (!int4 || spec.layout != WeightLayout::kOutIn)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",
         spec.in_features, spec.out_features, NameOf(spec.weight_type)));
@@ -165,6 +171,13 @@ absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart>
       return absl::InvalidArgumentError(
           absl::StrFormat("linear: a part has %d scales, the layer is %s", part.scales.size(),
                           spec.scaled ? "packed with scales" : "packed without"));
+    }
+    const auto groups = static_cast<size_t>(
+        spec.scaled ? part.out_features * CeilDiv(spec.in_features, spec.group) : 0);
+    if (part.scales.size() != groups || part.zeros.size() != groups) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("linear: a part has %d scales and %d zeros, must have %d each",
+                          part.scales.size(), part.zeros.size(), groups));
     }
   }
   if (out_features != spec.out_features) {

@@ -61,10 +61,74 @@ absl::StatusOr<TensorType> ReadCheckpointType(const JsonFields& fields) {
       absl::StrFormat("is \"%s\"; supported are float32, float16, bfloat16", type.substr(0, 60)));
 }
 
-absl::Status RefuseQuantized(const JsonFields& fields) {
-  if (!fields.Has("quantization_config")) return absl::OkStatus();
-  return Unsupported(fields, "quantization_config",
-                     "is set; quantised checkpoints are not supported");
+// A field of `quantization_config` that must be false, or not be there.
+absl::Status RefuseIfTrue(const JsonFields& fields, std::string_view name) {
+  TANDEM_ASSIGN_OR_RETURN(const bool is_true, fields.BoolOr(name, false));
+  if (!is_true) return absl::OkStatus();
+  return Unsupported(fields, name, "is true, which is not supported");
+}
+
+absl::Status ReadGptq(const JsonFields& fields, Quantisation* quantisation) {
+  quantisation->method = Quantisation::Method::kGptq;
+  TANDEM_RETURN_IF_ERROR(RefuseIfTrue(fields, "desc_act"));
+  const char* const key = fields.Has("checkpoint_format") ? "checkpoint_format" : "format";
+  TANDEM_ASSIGN_OR_RETURN(const std::string format, fields.StringOr(key, "gptq"));
+  if (format != "gptq" && format != "gptq_v2") {
+    return Unsupported(
+        fields, key,
+        absl::StrFormat("is \"%s\"; supported are gptq and gptq_v2", format.substr(0, 60)));
+  }
+  quantisation->zero_less = format == "gptq" ? 1 : 0;
+  if (const json::value* dynamic = fields.Find("dynamic");
+      dynamic != nullptr && !(dynamic->is_object() && dynamic->get_object().empty())) {
+    return Unsupported(fields, "dynamic", "is set; all matrices of layers have one format");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAwq(const JsonFields& fields, Quantisation* quantisation) {
+  quantisation->method = Quantisation::Method::kAwq;
+  TANDEM_ASSIGN_OR_RETURN(const std::string version, fields.StringOr("version", "gemm"));
+  if (version != "gemm" && version != "GEMM") {
+    return Unsupported(fields, "version",
+                       absl::StrFormat("is \"%s\"; supported is gemm", version.substr(0, 60)));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const bool zeros, fields.BoolOr("zero_point", true));
+  if (!zeros) return Unsupported(fields, "zero_point", "is false; want true");
+  const json::value* const kept = fields.Find("modules_to_not_convert");
+  if (kept == nullptr || (kept->is_array() && kept->get_array().empty())) return absl::OkStatus();
+  if (kept->is_array() && kept->get_array().size() == 1 && kept->get_array()[0] == "lm_head") {
+    return absl::OkStatus();
+  }
+  return Unsupported(fields, "modules_to_not_convert",
+                     absl::StrCat("is ", ShortJson(*kept),
+                                  "; all matrices of layers, and no others, have 4 bits"));
+}
+
+absl::Status ReadQuantisation(const JsonFields& fields, ModelConfig* config) {
+  constexpr const char* kName = "quantization_config";
+  TANDEM_ASSIGN_OR_RETURN(const json::object* const object, fields.ObjectOrNull(kName));
+  if (object == nullptr) return absl::OkStatus();
+  if (config->family != ModelFamily::kLlama) {
+    return Unsupported(fields, kName, absl::StrCat("is set; ", config->architecture, " has none"));
+  }
+  const JsonFields quantised(*object, absl::StrCat(fields.what(), ": ", kName));
+  TANDEM_ASSIGN_OR_RETURN(const std::string method, quantised.String("quant_method"));
+  if (method != "gptq" && method != "awq") {
+    return Unsupported(
+        quantised, "quant_method",
+        absl::StrFormat("is \"%s\"; supported are gptq and awq", method.substr(0, 60)));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const int64_t bits, quantised.Integer("bits", 1, 64));
+  if (bits != 4) return Unsupported(quantised, "bits", absl::StrFormat("is %d; want 4", bits));
+  Quantisation& quantisation = config->quantisation;
+  TANDEM_ASSIGN_OR_RETURN(quantisation.group, quantised.Integer("group_size", -1, 1 << 20));
+  if (quantisation.group != 32 && quantisation.group != 64 && quantisation.group != 128) {
+    return Unsupported(quantised, "group_size",
+                       absl::StrFormat("is %d; want 32, 64 or 128", quantisation.group));
+  }
+  TANDEM_RETURN_IF_ERROR(RefuseIfTrue(quantised, "lm_head"));
+  return method == "gptq" ? ReadGptq(quantised, &quantisation) : ReadAwq(quantised, &quantisation);
 }
 
 // Rope scaling as `rope_scaling` (type under "type" or "rope_type") or `rope_parameters`.
@@ -389,8 +453,8 @@ absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
   const JsonFields fields(object, "config.json");
   ModelConfig config;
   TANDEM_ASSIGN_OR_RETURN(config.architecture, ReadArchitecture(fields));
-  TANDEM_RETURN_IF_ERROR(RefuseQuantized(fields));
   TANDEM_RETURN_IF_ERROR(ReadFamily(fields, &config));
+  TANDEM_RETURN_IF_ERROR(ReadQuantisation(fields, &config));
   config.windows.resize(static_cast<size_t>(config.num_layers), 0);
   if (config.query_scalar == 0) config.query_scalar = static_cast<float>(config.head_dim);
   TANDEM_ASSIGN_OR_RETURN(config.checkpoint_type, ReadCheckpointType(fields));

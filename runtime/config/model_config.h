@@ -3,7 +3,7 @@
 //
 // Llama (2, 3, 3.1 and later with `llama3` rope scaling), Mistral, Qwen2 (and 2.5), Qwen3, Gemma 2
 // and GPT-2. Everything else is refused by name, and so is what would change the numbers without
-// being understood (another rope type, a quantised checkpoint, scaled attention). A field that is
+// being understood (another rope type, another quantisation, scaled attention). A field that is
 // not there is what Transformers takes it for, which differs between families.
 
 #ifndef TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
@@ -45,6 +45,17 @@ struct RopeConfig {
   int64_t original_max_positions = 8'192;
 };
 
+// How a checkpoint keeps the matrices of its layers in 4 bits: GPTQ's or AWQ's tensors, each with
+// its order of eight numbers in an I32.
+struct Quantisation {
+  enum class Method : uint8_t { kNone, kGptq, kAwq };
+  Method method = Method::kNone;
+  int64_t group = 0;  // Inputs that share a scale and a zero: 32, 64 or 128.
+  int zero_less = 0;  // Zeros are stored less this: 1 in GPTQ's first format.
+
+  bool present() const { return method != Method::kNone; }
+};
+
 struct ModelConfig {
   ModelFamily family = ModelFamily::kLlama;
   std::string architecture;  // "LlamaForCausalLM"
@@ -70,7 +81,8 @@ struct ModelConfig {
   float score_cap = 0;     // Soft cap of attention's scores; 0: none.
   float logit_cap = 0;     // Soft cap of logits; 0: none.
   bool tied_embeddings = false;
-  RopeConfig rope;  // Llama only.
+  RopeConfig rope;            // Llama only.
+  Quantisation quantisation;  // Llama only. Tables and the output projection have none.
   // As the file names it; what the tensors are, only they say.
   TensorType checkpoint_type = TensorType::kF32;
 

@@ -1,4 +1,5 @@
-// Number formats of checkpoint tensors.
+// Number formats of checkpoint tensors. I32 is no number here: quantised checkpoints keep eight of
+// 4 bits in one.
 
 #ifndef TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
 #define TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
@@ -8,9 +9,11 @@
 
 namespace tandem {
 
-enum class TensorType : uint8_t { kF32, kF16, kBF16 };
+enum class TensorType : uint8_t { kF32, kF16, kBF16, kI32 };
 
-constexpr int64_t SizeBytes(TensorType type) { return type == TensorType::kF32 ? 4 : 2; }
+constexpr int64_t SizeBytes(TensorType type) {
+  return type == TensorType::kF32 || type == TensorType::kI32 ? 4 : 2;
+}
 
 constexpr std::string_view Name(TensorType type) {
   switch (type) {
@@ -20,6 +23,8 @@ constexpr std::string_view Name(TensorType type) {
       return "F16";
     case TensorType::kBF16:
       return "BF16";
+    case TensorType::kI32:
+      return "I32";
   }
   return "?";
 }

@@ -78,6 +78,8 @@ class DummyWeights final : public WeightSource {
       case TensorType::kBF16:
         return FillAs<uint16_t>(out, seed, count, limit,
                                 [](float value) { return ToBfloat16(value).bits; });
+      case TensorType::kI32:  // No config names it.
+        return;
     }
   }
 

@@ -62,23 +62,35 @@ absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
       absl::StrFormat("kv is \"%s\", want auto, f32, bf16, int8 or int8g8", name));
 }
 
-absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, TensorType stored_type) {
+absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool is_quantised,
+                                   TensorType stored_type) {
   TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
   ModelTypes types = ModelTypes::Of(compute);
   TANDEM_ASSIGN_OR_RETURN(types.kv, KvTypeNamed(options.kv, types.kv));
+  if (is_quantised) types.weights = WeightType::kInt4;
   if (options.weights == "auto") return types;
-  if (options.weights != "int8") {
+  if (is_quantised) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("weights is \"%s\", want auto or int8", options.weights));
+        absl::StrFormat("weights is \"%s\", but the checkpoint's are in 4 bits already "
+                        "(quantization_config): want auto",
+                        options.weights));
   }
-  types.weights = WeightType::kInt8;
-  return types;
+  for (const WeightType quantised : {WeightType::kInt8, WeightType::kInt4}) {
+    types.weights = quantised;
+    if (options.weights == NameOf(quantised)) return types;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("weights is \"%s\", want auto, int8 or int4", options.weights));
 }
 
 absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   OpenedModel opened;
   TANDEM_ASSIGN_OR_RETURN(opened.config, ModelConfig::Load(options.folder));
   if (options.load_format == LoadFormat::kDummy) {
+    if (opened.config.quantisation.present()) {
+      return absl::FailedPreconditionError(
+          "config.json: quantization_config is set, and dummy weights are not in 4 bits");
+    }
     opened.source = MakeDummyWeights(opened.config);
   } else {
     TANDEM_ASSIGN_OR_RETURN(opened.source, OpenCheckpoint(options.folder));
@@ -86,7 +98,8 @@ absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   opened.spec = MakeModelSpec(opened.config, *opened.source);
   TANDEM_RETURN_IF_ERROR(CheckTotal(opened.config, opened.spec));
   opened.stored_type = StoredType(opened.spec, *opened.source);
-  TANDEM_ASSIGN_OR_RETURN(opened.types, TypesOf(options, opened.stored_type));
+  TANDEM_ASSIGN_OR_RETURN(opened.types,
+                          TypesOf(options, opened.spec.is_quantised(), opened.stored_type));
   return opened;
 }
 

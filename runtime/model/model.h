@@ -28,7 +28,8 @@ struct ModelOptions {
   // "f32", "bf16", or "auto": the type that the weights have, never a narrower one. F16, and a mix
   // of F16 and BF16, are computed in f32.
   std::string dtype = "auto";
-  // What matrices are kept in. "auto": what is computed in. "int8": quantised when they are packed.
+  // What matrices are kept in. "auto": what is computed in, or the checkpoint's own 4 bits. "int8",
+  // "int4": quantised when they are packed.
   std::string weights = "auto";
   // What KV is kept in. "auto": what is computed in. "f32", "bf16", "int8" and "int8g8" are
   // KvTypes.

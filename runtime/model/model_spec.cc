@@ -6,6 +6,8 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/math.h"
+#include "runtime/model/int4_matrix.h"
 
 namespace tandem {
 namespace {
@@ -22,7 +24,23 @@ LinearPart OutIn(const std::string& name, int64_t in_features, int64_t out_featu
   return part;
 }
 
-ModelSpec LlamaSpec(const ModelConfig& config) {
+// The same in 4 bits. Quantisers leave a bias of zeros where there is none.
+LinearPart QuantisedOutIn(const std::string& name, int64_t in_features, int64_t out_features,
+                          bool biased, const Quantisation& quantisation,
+                          const WeightSource& source) {
+  biased = biased || source.Contains(name + ".bias");
+  LinearPart part = OutIn(name, in_features, out_features, biased);
+  const bool gptq = quantisation.method == Quantisation::Method::kGptq;
+  const int64_t groups = CeilDiv(in_features, quantisation.group);
+  part.weight = {name + ".qweight", {in_features, out_features}};
+  part.weight.shape[gptq ? 0 : 1] /= kInt4PerWord;
+  part.scales = {name + ".scales", {groups, out_features}};
+  part.zeros = {name + ".qzeros", {groups, out_features / kInt4PerWord}};
+  if (gptq && source.Contains(name + ".g_idx")) part.group_index = {name + ".g_idx", {in_features}};
+  return part;
+}
+
+ModelSpec LlamaSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec;
   spec.layers_prefix = "model.layers.";
   const int64_t hidden = config.hidden_size;
@@ -35,6 +53,13 @@ ModelSpec LlamaSpec(const ModelConfig& config) {
   };
   const auto output_norm = [&](const std::string& name) {
     return config.output_norms ? norm(name, hidden) : NormDecl{};
+  };
+  const Quantisation& quantisation = config.quantisation;
+  const auto matrix = [&](const std::string& name, int64_t in_features, int64_t out_features,
+                          bool biased) {
+    return quantisation.present()
+               ? QuantisedOutIn(name, in_features, out_features, biased, quantisation, source)
+               : OutIn(name, in_features, out_features, biased);
   };
   // With norms behind, the one behind attention has the name of the one before the feed-forward.
   const char* const ffn_norm =
@@ -49,23 +74,27 @@ ModelSpec LlamaSpec(const ModelConfig& config) {
     spec.layers.push_back({
         .attention_norm = norm(name + "input_layernorm", hidden),
         .qkv = {.in_features = hidden,
-                .parts = {OutIn(name + "self_attn.q_proj", hidden, config.query_size(), qkv_bias),
-                          OutIn(name + "self_attn.k_proj", hidden, config.kv_size(), qkv_bias),
-                          OutIn(name + "self_attn.v_proj", hidden, config.kv_size(), qkv_bias)}},
+                .parts = {matrix(name + "self_attn.q_proj", hidden, config.query_size(), qkv_bias),
+                          matrix(name + "self_attn.k_proj", hidden, config.kv_size(), qkv_bias),
+                          matrix(name + "self_attn.v_proj", hidden, config.kv_size(), qkv_bias)},
+                .quantisation = quantisation},
         .query_norm = head_norm(name + "self_attn.q_norm"),
         .key_norm = head_norm(name + "self_attn.k_norm"),
         .attention_output = {.in_features = config.query_size(),
-                             .parts = {OutIn(name + "self_attn.o_proj", config.query_size(), hidden,
-                                             config.attention_output_bias)},
-                             .segmented = true},
+                             .parts = {matrix(name + "self_attn.o_proj", config.query_size(),
+                                              hidden, config.attention_output_bias)},
+                             .segmented = true,
+                             .quantisation = quantisation},
         .attention_output_norm = output_norm(name + "post_attention_layernorm"),
         .ffn_norm = norm(name + ffn_norm, hidden),
         .ffn_in = {.in_features = hidden,
-                   .parts = {OutIn(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
-                             OutIn(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)}},
+                   .parts = {matrix(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
+                             matrix(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)},
+                   .quantisation = quantisation},
         .ffn_out = {.in_features = config.ffn_size,
-                    .parts = {OutIn(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
-                    .segmented = true},
+                    .parts = {matrix(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
+                    .segmented = true,
+                    .quantisation = quantisation},
         .ffn_output_norm = output_norm(name + "post_feedforward_layernorm"),
     });
   }
@@ -139,6 +168,8 @@ struct TensorLister {
     for (const LinearPart& part : decl.parts) {
       TANDEM_RETURN_IF_ERROR(Add(part.weight));
       TANDEM_RETURN_IF_ERROR(Add(part.scales));
+      TANDEM_RETURN_IF_ERROR(Add(part.zeros));
+      TANDEM_RETURN_IF_ERROR(Add(part.group_index));
     }
     for (const LinearPart& part : decl.parts) TANDEM_RETURN_IF_ERROR(Add(part.bias));
     return absl::OkStatus();
@@ -159,6 +190,7 @@ struct MatrixLister {
   }
   absl::Status operator()(const NormDecl&) const { return absl::OkStatus(); }
   absl::Status operator()(const LinearDecl& decl) const {
+    if (decl.quantisation.present()) return absl::OkStatus();
     for (const LinearPart& part : decl.parts) matrices->push_back(part.weight);
     return absl::OkStatus();
   }
@@ -179,6 +211,11 @@ bool ModelSpec::has_windows() const {
 bool ModelSpec::has_head_norms() const {
   return std::any_of(layers.begin(), layers.end(),
                      [](const Layer& layer) { return layer.query_norm.present(); });
+}
+
+bool ModelSpec::is_quantised() const {
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const Layer& layer) { return layer.qkv.quantisation.present(); });
 }
 
 std::vector<TensorDecl> ModelSpec::Tensors() const {
@@ -207,7 +244,7 @@ int64_t ModelSpec::NumParameters() const {
 
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec =
-      config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
+      config.family == ModelFamily::kLlama ? LlamaSpec(config, source) : Gpt2Spec(config, source);
   spec.windows = config.windows;
   spec.activation = config.activation == Activation::kSilu ? ActivationFunction::kSilu
                                                            : ActivationFunction::kGeluTanh;

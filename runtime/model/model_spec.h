@@ -50,6 +50,9 @@ struct LinearPart {
   TensorDecl weight;  // [out, in] or [in, out], as the layer's layout says.
   TensorDecl scales;  // [out, runs of inputs] of a quantised weight (WeightPart).
   TensorDecl bias;    // [out]
+  // A matrix in 4 bits has these too (int4_matrix.h).
+  TensorDecl zeros = {};
+  TensorDecl group_index = {};  // GPTQ's g_idx: each input's group.
 };
 
 struct LinearDecl {
@@ -57,6 +60,7 @@ struct LinearDecl {
   std::vector<LinearPart> parts;  // All with a bias, or none; all with scales, or none.
   WeightLayout layout = WeightLayout::kOutIn;
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
+  Quantisation quantisation = {};  // How the checkpoint keeps it, if in 4 bits.
 
   bool biased() const { return !parts.empty() && parts[0].bias.present(); }
   bool scaled() const { return !parts.empty() && parts[0].scales.present(); }
@@ -128,10 +132,11 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
 
   bool has_windows() const;     // In some layer.
   bool has_head_norms() const;  // In some layer.
+  bool is_quantised() const;    // The checkpoint has layers in 4 bits.
 
   // Every tensor that is read; the embedding twice where it is the output projection, too.
   std::vector<TensorDecl> Tensors() const;
-  // The tables and weights among them: neither vectors nor scales.
+  // The tables and weights among them: neither vectors nor scales, nor what is in 4 bits.
   std::vector<TensorDecl> Matrices() const;
   int64_t NumParameters() const;  // One that is read twice counts once.
 };

@@ -39,7 +39,8 @@ int BitsOf(std::string_view dtype) {
 }
 
 std::optional<TensorType> TypeNamed(std::string_view dtype) {
-  for (TensorType type : {TensorType::kF32, TensorType::kF16, TensorType::kBF16}) {
+  for (TensorType type :
+       {TensorType::kF32, TensorType::kF16, TensorType::kBF16, TensorType::kI32}) {
     if (Name(type) == dtype) return type;
   }
   return std::nullopt;

@@ -34,7 +34,7 @@ struct TensorView {
 };
 
 // Where a header says a tensor lies, relative to the data. `dtype` is any name, also one that is
-// not known (of such a tensor only the place is checked); only F32, F16 and BF16 can be viewed.
+// not known (of such a tensor only the place is checked); only those of TensorType can be viewed.
 struct TensorEntry {
   std::string dtype;
   std::vector<int64_t> shape;
@@ -66,7 +66,7 @@ class SafetensorsFile {
   bool Contains(std::string_view name) const { return header_.tensors.contains(name); }
   // Nothing if the tensor is missing or cannot be viewed.
   std::optional<TensorType> TypeOf(std::string_view name) const;
-  // NotFound, or FailedPrecondition for a dtype other than F32, F16 and BF16.
+  // NotFound, or FailedPrecondition for a dtype that TensorType lacks.
   absl::StatusOr<TensorView> Tensor(std::string_view name) const;
   const SafetensorsHeader& header() const { return header_; }
 

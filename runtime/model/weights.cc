@@ -9,12 +9,15 @@
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/model/int4_matrix.h"
 #include "runtime/model/number_convert.h"
 
 namespace tandem {
 namespace {
 
 constexpr size_t kSectionAlignment = 64;
+// Inputs that share a scale where matrices are made 4 bits here (LinearSpec::group).
+constexpr int64_t kQuantisedGroup = 32;
 
 // A run of tensors that becomes one section of the image.
 struct Section {
@@ -25,6 +28,7 @@ struct Section {
   float addend = 0;                 // plus this.
   // kLinear only.
   std::vector<LinearPart> parts;  // Their biases are a section of their own.
+  Quantisation quantisation;      // How the parts are kept, if in 4 bits.
   LinearSpec linear{};
   std::string pack_format;
 
@@ -44,7 +48,10 @@ class Planner {
   static absl::StatusOr<Plan> Make(const ModelSpec& spec, const Backend& backend,
                                    const ModelTypes& types) {
     Plan plan;
-    TANDEM_RETURN_IF_ERROR(VisitParts(Planner(backend, types, &plan), spec));
+    ModelTypes types_here = types;
+    // What a quantised checkpoint has not in 4 bits stays as it is.
+    if (spec.is_quantised()) types_here.weights = WeightTypeOf(types.compute);
+    TANDEM_RETURN_IF_ERROR(VisitParts(Planner(backend, types_here, &plan), spec));
     return plan;
   }
 
@@ -65,16 +72,21 @@ class Planner {
   }
 
   absl::Status operator()(const LinearDecl& decl) const {
+    const bool comes_in_int4 = decl.quantisation.present();
+    const WeightType weight_type = comes_in_int4 ? WeightType::kInt4 : types_.weights;
+    const int64_t int4_group = comes_in_int4 ? decl.quantisation.group : kQuantisedGroup;
     Section section{.kind = Section::Kind::kLinear,
                     .parts = decl.parts,
+                    .quantisation = decl.quantisation,
                     .linear = {.in_features = decl.in_features,
                                .out_features = decl.out_features(),
-                               .weight_type = types_.weights,
+                               .weight_type = weight_type,
                                .compute_dtype = types_.compute,
                                .output_dtype = DType::kF32,
                                .layout = decl.layout,
                                .segmented = decl.segmented,
-                               .scaled = decl.scaled()}};
+                               .scaled = decl.scaled(),
+                               .group = weight_type == WeightType::kInt4 ? int4_group : 0}};
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;
@@ -124,6 +136,11 @@ Sha256Digest KeyOf(const Plan& plan, DType compute_dtype, const std::string& ide
     for (const LinearPart& part : section.parts) {
       add(part.weight);
       add(part.scales);
+      if (part.zeros.present()) add(part.zeros);
+      if (part.group_index.present()) add(part.group_index);
+    }
+    if (section.quantisation.present()) {
+      key.Update(absl::StrFormat("zeros less %d\n", section.quantisation.zero_less));
     }
     if (section.scale != 1 || section.addend != 0) {
       key.Update(absl::StrFormat("times %a plus %a\n", section.scale, section.addend));
@@ -165,7 +182,15 @@ class Packer {
   }
 
  private:
+  // A tensor of numbers.
   absl::StatusOr<TensorView> Read(const TensorDecl& source) {
+    TANDEM_ASSIGN_OR_RETURN(TensorView view, ReadAny(source));
+    if (view.type != TensorType::kI32) return view;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "tensor \"%s\" is of type I32; supported are F32, F16 and BF16", source.name));
+  }
+
+  absl::StatusOr<TensorView> ReadAny(const TensorDecl& source) {
     TANDEM_ASSIGN_OR_RETURN(TensorView view, source_->Tensor(source.name, source.shape));
     digest_.Update(absl::StrCat(source.name, " ", std::string(Name(view.type))));
     for (int64_t dimension : view.shape) digest_.Update(absl::StrCat(" ", dimension));
@@ -194,7 +219,33 @@ class Packer {
     return absl::OkStatus();
   }
 
+  absl::Status PackInt4(const Section& section, std::span<std::byte> out) {
+    std::list<Int4Matrix> matrices;
+    std::vector<WeightPart> parts;
+    for (const LinearPart& decl : section.parts) {
+      Int4Tensors tensors;
+      TANDEM_ASSIGN_OR_RETURN(tensors.numbers, ReadAny(decl.weight));
+      TANDEM_ASSIGN_OR_RETURN(tensors.scales, ReadAny(decl.scales));
+      TANDEM_ASSIGN_OR_RETURN(tensors.zeros, ReadAny(decl.zeros));
+      if (decl.group_index.present()) {
+        TANDEM_ASSIGN_OR_RETURN(tensors.group_index, ReadAny(decl.group_index));
+      }
+      const std::string name = decl.weight.name.substr(0, decl.weight.name.rfind('.'));
+      TANDEM_ASSIGN_OR_RETURN(Int4Matrix unpacked,
+                              UnpackInt4(section.quantisation, name, section.linear.in_features,
+                                         decl.out_features, tensors));
+      const Int4Matrix& matrix = matrices.emplace_back(std::move(unpacked));
+      parts.push_back({.data = matrix.numbers.data(),
+                       .out_features = decl.out_features,
+                       .dtype = DType::kF32,
+                       .scales = matrix.scales,
+                       .zeros = matrix.zeros});
+    }
+    return backend_.PackLinear(section.linear, parts, out);
+  }
+
   absl::Status PackLinear(const Section& section, std::span<std::byte> out) {
+    if (section.quantisation.present()) return PackInt4(section, out);
     std::list<std::vector<float>> converted;
     std::list<std::vector<uint16_t>> aligned;
     std::vector<WeightPart> parts;

@@ -31,8 +31,8 @@ void EngineFlags::Declare(FlagSet* flags) {
       "what is computed in, and what weights and KV are kept in unless another flag says "
       "so; auto: the checkpoint's own, F16 as f32");
   flags->AddChoice(
-      "weights", &weights, {"auto", "int8"},
-      "what matrices are kept in; auto: --dtype; int8: quantised when they are loaded, "
+      "weights", &weights, {"auto", "int8", "int4"},
+      "what matrices are kept in; auto: --dtype; int8, int4: quantised when they are loaded, "
       "multiplied with inputs of 8 bits");
   flags->AddChoice(
       "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8"},

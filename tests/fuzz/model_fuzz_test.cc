@@ -78,7 +78,15 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"model_type":"qwen3","hidden_size":64,"intermediate_size":96,)"
                 R"("num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,)"
                 R"("vocab_size":128,"head_dim":32,"use_sliding_window":true,"sliding_window":9,)"
-                R"("max_window_layers":1,"layer_types":["full_attention","sliding_attention"]})"}},
+                R"("max_window_layers":1,"layer_types":["full_attention","sliding_attention"]})",
+                R"({"model_type":"llama","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":4,"vocab_size":128,)"
+                R"("quantization_config":{"quant_method":"gptq","bits":4,"group_size":128,)"
+                R"("desc_act":false,"checkpoint_format":"gptq","dynamic":null}})",
+                R"({"model_type":"llama","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":4,"vocab_size":128,)"
+                R"("quantization_config":{"quant_method":"awq","bits":4,"group_size":64,)"
+                R"("version":"gemm","zero_point":true,"modules_to_not_convert":["lm_head"]}})"}},
         Corpus{"generation_config",
                ModelFile::kGenerationConfig,
                {R"({"bos_token_id":1,"eos_token_id":[2,5],"temperature":0.6})",

@@ -4,10 +4,13 @@
 #include "kernels/api/linear.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/half.h"
 #include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
 
@@ -60,7 +63,37 @@ class LinearTest : public DeviceTest {
                              .output = output->data(),
                              .num_rows = rows}));
   }
+
+  // No GPU multiplies by 4 bits.
+  static bool HasInt4() { return !GetParam().starts_with("cuda"); }
+
+  // A layer of f32 with weights of 4 bits, multiplied with rows of f32.
+  std::vector<float> MultiplyInt4(TestDevice& device, const LinearSpec& spec,
+                                  const std::vector<WeightPart>& parts,
+                                  const std::vector<float>& input) {
+    Layer layer;
+    MakeLayer(device, spec, parts, &layer);
+    if (layer.op == nullptr) return {};
+    const int64_t rows = static_cast<int64_t>(input.size()) / spec.in_features;
+    std::vector<float> output(rows * spec.out_features);
+    EXPECT_TRUE(device
+                    .Linear({.op = layer.op.get(),
+                             .input = input.data(),
+                             .output = output.data(),
+                             .num_rows = rows})
+                    .ok());
+    return output;
+  }
 };
+
+LinearSpec Int4Spec(int64_t in_features, int64_t out_features, int64_t group) {
+  return {.in_features = in_features,
+          .out_features = out_features,
+          .weight_type = WeightType::kInt4,
+          .compute_dtype = DType::kF32,
+          .output_dtype = DType::kF32,
+          .group = group};
+}
 
 TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
   constexpr int64_t kSizes[] = {1, 2, 3, 16, 31, 32, 33, 64, 127, 128, 129, 257, 400, 1025};
@@ -68,7 +101,10 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
     LinearSpec spec{.in_features = kSizes[random_->Below(14)],
                     .out_features = kSizes[random_->Below(13)],
                     .compute_dtype = AnyDType()};
-    spec.weight_type = random_->Chance(0.5) ? WeightType::kInt8 : WeightTypeOf(spec.compute_dtype);
+    const WeightType types[] = {WeightTypeOf(spec.compute_dtype), WeightType::kInt8,
+                                WeightType::kInt4};
+    spec.weight_type = types[random_->Below(HasInt4() ? 3 : 2)];
+    if (spec.weight_type == WeightType::kInt4) spec.group = 32 << random_->Below(3);
     spec.output_dtype = random_->Chance(0.5) ? DType::kF32 : spec.compute_dtype;
     spec.layout = random_->Chance(0.5) ? WeightLayout::kOutIn : WeightLayout::kInOut;
     spec.segmented = random_->Chance(0.5);
@@ -88,8 +124,8 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
     std::vector<std::byte> expected, actual;
     ASSERT_NO_FATAL_FAILURE(Run(*reference_, spec, parts, input, rows, bias_or_null, &expected));
     ASSERT_NO_FATAL_FAILURE(Run(*device_, spec, parts, input, rows, bias_or_null, &actual));
-    // Sums of 8 bits are exact, and what is done with them rounds alike everywhere.
-    if (spec.weight_type == WeightType::kInt8) {
+    // Sums of 8 and 4 bits are exact, and what is done with them rounds alike everywhere.
+    if (spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
       ASSERT_EQ(actual, expected) << Describe(spec) << ", " << rows << " rows";
       continue;
     }
@@ -105,15 +141,19 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
 TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
   const std::pair<DType, WeightType> types[] = {{DType::kF32, WeightType::kF32},
                                                 {DType::kBF16, WeightType::kBF16},
-                                                {DType::kBF16, WeightType::kInt8}};
+                                                {DType::kBF16, WeightType::kInt8},
+                                                {DType::kBF16, WeightType::kInt4}};
   for (const auto& [dtype, weight_type] : types) {
+    const bool int4 = weight_type == WeightType::kInt4;
+    if (int4 && !HasInt4()) continue;
     for (const bool segmented : {false, true}) {
       const LinearSpec spec{.in_features = 1037,
                             .out_features = 205,
                             .weight_type = weight_type,
                             .compute_dtype = dtype,
                             .output_dtype = DType::kF32,
-                            .segmented = segmented};
+                            .segmented = segmented,
+                            .group = int4 ? 64 : 0};
       constexpr int64_t kRows = 403;
       const auto weights = Array(dtype, spec.in_features * spec.out_features, 0.1f);
       const std::vector<WeightPart> parts = {{weights.data(), spec.out_features, dtype}};
@@ -254,6 +294,112 @@ TEST_P(LinearTest, WhatIsNoNumberIsNoneInEightBits) {
   ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {{weights.data(), 3, DType::kF32}}, &layer));
   ASSERT_OK(device_->Linear(
       {.op = layer.op.get(), .input = input.data(), .output = output.data(), .num_rows = 3}));
+  EXPECT_TRUE(std::isfinite(output[0]));
+  for (int i = 1; i < 9; ++i) EXPECT_FALSE(std::isfinite(output[i])) << i;
+}
+
+// A group is from its lowest number, or 0, to its highest in 15.5 steps, whatever others hold.
+TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
+  if (!HasInt4()) GTEST_SKIP() << "no 4 bits";
+  // Outputs of two groups: 32 inputs, and 3.
+  std::vector<float> weights(3 * 35);
+  weights[0] = -2;     // Steps of 0.5 from -2 (zero 4) to 5.5.
+  weights[1] = 5.75f;  // This one is past the last.
+  weights[2] = 0.25f;  // Ties, to the even one.
+  weights[3] = 0.75f;
+  weights[32] = 15.5f;  // Steps of 1 from 0.
+  weights[33] = 7;
+  weights[35 + 0] = -31;  // Steps of 2 from -30 up to 0 (zero 15); the other group is none.
+  weights[35 + 4] = -9;
+  weights[70] = 1.0f / 3;  // The half next to 1 / 46.5 is 0x1.604p-6.
+  weights[70 + 34] = -1;   // To 1 / 15.5 it is 0x1.084p-4.
+  std::vector<float> input(2 * 35);
+  for (int i = 0; i < 35; ++i) input[i] = static_cast<float>(i == 4 ? 100 : i % 7);
+  input[34] = 127;         // The scale of the row is 1,
+  input[35 + 32] = 63.5f;  // of the other 0.5.
+  input[35 + 0] = 1;
+  const LinearSpec spec = Int4Spec(35, 3, 32);
+  const auto output = MultiplyInt4(*device_, spec, {{weights.data(), 3, DType::kF32}}, input);
+  // The first row is 0 1 2 3 100 …, 4 5 127, the second 2 and 127 halves.
+  EXPECT_EQ(output,
+            (std::vector<float>{(11 + 0 * 2 + 2 * 3) * 0.5f + (4 * 15 + 5 * 7), (-4 * 100) * 2.0f,
+                                (127 * -15) * 0x1.084p-4f,  //
+                                ((-4 * 2) * 0.5f + 127 * 15) * 0.5f, ((-15 * 2) * 2.0f) * 0.5f,
+                                ((15 * 2) * 0x1.604p-6f) * 0.5f}));
+}
+
+// Parts that come in 4 bits: (q - zero) · scale, in an order and with zeros of their own.
+TEST_P(LinearTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
+  if (!HasInt4()) GTEST_SKIP() << "no 4 bits";
+  for (const int64_t group : {32, 64, 128}) {
+    for (const bool segmented : {false, true}) {
+      LinearSpec spec = Int4Spec(1024, 75, group);
+      spec.scaled = true;
+      spec.segmented = segmented;
+      const int64_t groups = spec.in_features / group;
+      std::vector<uint8_t> q(spec.out_features * spec.in_features);
+      std::vector<uint8_t> zeros(spec.out_features * groups);
+      std::vector<float> scales(zeros.size());
+      for (uint8_t& number : q) number = static_cast<uint8_t>(random_->Below(16));
+      for (uint8_t& zero : zeros) zero = static_cast<uint8_t>(random_->Below(17));
+      for (float& scale : scales) scale = static_cast<float>(Between(-64, 64)) / 64;
+      constexpr int64_t kFirst = 41;  // Outputs of the first part.
+      const std::vector<WeightPart> parts = {
+          {q.data(),
+           kFirst,
+           DType::kF32,
+           {scales.data(), kFirst * static_cast<size_t>(groups)},
+           {zeros.data(), kFirst * static_cast<size_t>(groups)}},
+          {q.data() + kFirst * spec.in_features, spec.out_features - kFirst, DType::kF32,
+           std::span(scales).subspan(kFirst * groups), std::span(zeros).subspan(kFirst * groups)}};
+      // Whole numbers, so that every sum here is exact.
+      std::vector<float> input(2 * spec.in_features);
+      for (float& x : input) x = static_cast<float>(Between(-9, 9));
+      for (int64_t i = 0; i < 2 * spec.in_features; i += 128) input[i] = 127;
+      const auto output = MultiplyInt4(*device_, spec, parts, input);
+      ASSERT_EQ(output.size(), 2u * 75);
+      for (int64_t r = 0; r < 2; ++r) {
+        for (int64_t n = 0; n < spec.out_features; ++n) {
+          double sum = 0;
+          for (int64_t k = 0; k < spec.in_features; ++k) {
+            const int64_t at = n * groups + k / group;
+            sum += static_cast<double>(scales[at]) * (q[n * spec.in_features + k] - zeros[at]) *
+                   input[r * spec.in_features + k];
+          }
+          ASSERT_EQ(output[r * spec.out_features + n], sum) << group << ", " << r << ", " << n;
+        }
+      }
+    }
+  }
+}
+
+// Denormal and negative ones, infinities and NaNs, too.
+TEST_P(LinearTest, EveryScaleOfHalfPrecisionIsUsedAsItIs) {
+  if (!HasInt4()) GTEST_SKIP() << "no 4 bits";
+  constexpr int64_t kHalves = 1 << 16;
+  LinearSpec spec = Int4Spec(1, kHalves, 128);
+  spec.scaled = true;
+  const std::vector<uint8_t> q(kHalves, 9), zeros(kHalves, 8);
+  std::vector<float> scales;
+  for (int64_t i = 0; i < kHalves; ++i) {
+    scales.push_back(ToFloat(Half{static_cast<uint16_t>(i)}));
+  }
+  const auto output =
+      MultiplyInt4(*device_, spec, {{q.data(), kHalves, DType::kF32, scales, zeros}}, {127.0f});
+  for (int64_t i = 0; i < kHalves; ++i) {
+    const bool is_none = std::isnan(scales[i]);
+    ASSERT_TRUE(is_none ? std::isnan(output[i]) : output[i] == 127 * scales[i]) << i;
+  }
+}
+
+TEST_P(LinearTest, WhatIsNoNumberIsNoneInFourBits) {
+  if (!HasInt4()) GTEST_SKIP() << "no 4 bits";
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> weights = {1, 2, 3, 4, 5, NAN, 2, 3, 4, 5, 1, 2, 3, -kInfinity, 5};
+  const std::vector<float> input = {1, 1, 1, 1, 1, 1, NAN, 1, 1, 1, 1, 1, kInfinity, 1, 1};
+  const auto output =
+      MultiplyInt4(*device_, Int4Spec(5, 3, 32), {{weights.data(), 3, DType::kF32}}, input);
+  ASSERT_EQ(output.size(), 9u);
   EXPECT_TRUE(std::isfinite(output[0]));
   for (int i = 1; i < 9; ++i) EXPECT_FALSE(std::isfinite(output[i])) << i;
 }

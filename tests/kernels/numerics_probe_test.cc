@@ -22,7 +22,8 @@ constexpr ProbedOptions kAllOptions{.window = true,
                                     .score_cap = true,
                                     .gated_gelu = true,
                                     .logit_cap = true,
-                                    .int8_weights = true};
+                                    .int8_weights = true,
+                                    .int4_weights = true};
 
 class NumericsProbeTest : public testing::TestWithParam<std::string> {};
 
@@ -61,10 +62,11 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   probes.insert(Probe(*backend, {.gated_gelu = true}));
   probes.insert(Probe(*backend, {.logit_cap = true}));
   probes.insert(Probe(*backend, {.int8_weights = true}));
+  probes.insert(Probe(*backend, {.int4_weights = true}));
   for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
     probes.insert(Probe(*backend, {.kv_type = kv}));
   }
-  EXPECT_EQ(probes.size(), 11u);
+  EXPECT_EQ(probes.size(), 12u);
   const auto plain = ProbeOperations(*backend, {}, 1);
   const ProbeShape with_all{.window = 50,
                             .head_norms = true,
@@ -72,6 +74,7 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
                             .gated_gelu = true,
                             .logit_cap = 1,
                             .int8_weights = true,
+                            .int4_weights = true,
                             .kv_type = KvType::kInt8};
   const auto more = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(plain.ok() && more.ok());
@@ -86,6 +89,7 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
                             .gated_gelu = true,
                             .logit_cap = 1,
                             .int8_weights = true,
+                            .int4_weights = true,
                             .kv_type = KvType::kInt8};
   const auto operations = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(operations.ok()) << operations.status();
@@ -101,9 +105,10 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
     expect(name, 1, 1);
   }
   // With outputs of f32, and of bf16 where that is computed in.
-  for (const char* name :
-       {"linear", "linear in segments", "int8 linear", "int8 linear in segments"}) {
+  for (const std::string name :
+       {"linear", "int8 linear", "int4 linear of 32", "int4 linear of 64", "int4 linear of 128"}) {
     expect(name, 1, 2);
+    expect(name + " in segments", 1, 2);
   }
   // Without options, and with those of the model.
   for (const char* name : {"query", "kv blocks", "prefill_attention", "decode_attention"}) {
@@ -168,6 +173,7 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.gated_gelu = true;
     shape.logit_cap = 20.0f;
     shape.int8_weights = true;
+    shape.int4_weights = true;
     constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
     shape.kv_type = kKvTypes[i % 3];
     const uint64_t numbers = random.Next();
@@ -200,7 +206,7 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
   for (int r = 0; r < num_rows * kInputs; ++r) add(40 + 20 * (r / kInputs), &rows);
   for (int k = 0; k < kInputs * kOutputs; ++k) add(127 - 4 * (k / 2 % kOutputs), &panel);
   std::vector<std::byte> packed(num_rows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes);
-  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, num_rows, packed.data());
+  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, /*group=*/0, num_rows, packed.data());
   std::vector<float> output(num_rows * kOutputs);
   const uint32_t saved = FloatEnvironment();
   if (flush) SetKernelFloatEnvironment();
@@ -208,6 +214,7 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
             .num_rows = num_rows,
             .panels = reinterpret_cast<const std::byte*>(panel.data()),
             .in_features = kInputs,
+            .group = 0,
             .segmented = false,
             .bias = nullptr,
             .output = output.data(),

@@ -137,6 +137,15 @@ TEST_P(ValidateTest, LinearLayers) {
   wrong = spec;
   wrong.output_dtype = DType::kBF16;
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "bf16");
+  wrong = spec;
+  wrong.group = 32;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "group of f32 weights is 32, must be 0");
+  wrong.weight_type = WeightType::kInt4;
+  for (const int64_t group : {0, 16, 96, 256}) {
+    wrong.group = group;
+    ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "must be 32, 64 or 128");
+  }
   const size_t bytes = device_->backend().GetPackedFormat(spec)->size_bytes;
   const PinnedBuffer packed = *device_->backend().AllocatePinned(bytes + 64);
   const WeightPart three{data_, 3, DType::kF32};
@@ -151,12 +160,34 @@ TEST_P(ValidateTest, LinearLayers) {
   scaled.scales = {data_, 4};
   ExpectRefused(device_->backend().PackLinear(spec, {&scaled, 1}, {packed.data(), bytes}),
                 "4 scales, the layer is packed without");
-  // No type of today keeps scales.
+  // Only 4 bits keep scales.
   LinearSpec with_scales = spec;
   with_scales.scaled = true;
   const absl::Status refused = device_->backend().GetPackedFormat(with_scales).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_NE(refused.ToString().find("come with scales"), std::string::npos) << refused;
+  with_scales.weight_type = WeightType::kInt4;
+  with_scales.group = 32;
+  with_scales.layout = WeightLayout::kInOut;
+  EXPECT_TRUE(absl::IsFailedPrecondition(device_->backend().GetPackedFormat(with_scales).status()));
+  with_scales.layout = WeightLayout::kOutIn;
+  if (const auto format = device_->backend().GetPackedFormat(with_scales); format.ok()) {
+    const PinnedBuffer larger = *device_->backend().AllocatePinned(format->size_bytes);
+    const std::span<std::byte> to(larger.data(), format->size_bytes);
+    const uint8_t zeros[5] = {};
+    scaled.zeros = {zeros, 5};
+    ExpectRefused(device_->backend().PackLinear(with_scales, {&scaled, 1}, to),
+                  "4 scales and 5 zeros, must have 4 each");
+    scaled.scales = {data_, 5};
+    ExpectRefused(device_->backend().PackLinear(with_scales, {&scaled, 1}, to),
+                  "5 scales and 5 zeros, must have 4 each");
+    scaled.scales = {data_, 4};
+    scaled.zeros = {};
+    ExpectRefused(device_->backend().PackLinear(with_scales, {&scaled, 1}, to),
+                  "4 scales and 0 zeros, must have 4 each");
+  } else {
+    EXPECT_TRUE(absl::IsFailedPrecondition(format.status())) << format.status();
+  }
   const DeviceBuffer placed = *device_->backend().PlaceWeights({packed.data(), bytes});
   ExpectRefused(device_->backend().PrepareLinear(spec, placed.data(), bytes - 1).status(),
                 std::to_string(bytes - 1));

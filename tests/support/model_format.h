@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// "f32" or "bf16"; or either with what matrices are kept in, "bf16_int8", or KV, "bf16_kvint8".
+// "f32" or "bf16"; or either with what matrices are kept in, "bf16_int8" or "bf16_int4", or KV,
+// "bf16_kvint8".
 inline ModelOptions InFormat(const std::string& folder, const std::string& format) {
   const size_t end = format.find('_');
   ModelOptions options{.folder = folder, .dtype = format.substr(0, end)};

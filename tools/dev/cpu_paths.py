@@ -4,7 +4,7 @@ import pathlib
 import re
 
 # What each needs, by its name in /proc/cpuinfo.
-_AVX2 = {"avx2", "fma"}
+_AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _VNNI = _AVX512 | {"avx512_vnni"}
 NEEDS = {"avx512bf16": _VNNI | {"avx512_bf16"}, "avx512vnni": _VNNI, "avx512": _AVX512, "avx2": _AVX2}

@@ -74,14 +74,15 @@ float Get(DType dtype, const MirrorBuffer& buffer, int64_t index) {
 class GemmCase {
  public:
   GemmCase(Backend& backend, WeightType weights, DType dtype, int64_t k, int64_t n, int num_layers,
-           bool segmented)
+           bool segmented, int64_t group = 0)
       : backend_(backend),
         spec_{.in_features = k,
               .out_features = n,
               .weight_type = weights,
               .compute_dtype = dtype,
               .output_dtype = DType::kF32,
-              .segmented = segmented},
+              .segmented = segmented,
+              .group = group},
         weights_(RandomNumbers(backend, dtype, k * n, 0.05f)),
         input_(RandomNumbers(backend, dtype, 512 * k, 1.0f)),
         output_(Must(backend.AllocateMirror(512 * n * sizeof(float)))) {
@@ -104,9 +105,10 @@ class GemmCase {
     }
   }
 
-  // Some outputs against sums in double, but for what 8 bits lose.
+  // Some outputs against sums in double, but for what 8 and 4 bits lose.
   void Check(int64_t rows) {
-    const double tolerance = spec_.weight_type == WeightType::kInt8 ? 0.1 : 1e-3;
+    const bool int4 = spec_.weight_type == WeightType::kInt4;
+    const double tolerance = int4 ? 0.3 : spec_.weight_type == WeightType::kInt8 ? 0.1 : 1e-3;
     Run(rows);
     for (const int64_t r : {int64_t{0}, rows - 1}) {
       for (const int64_t n : {int64_t{0}, spec_.out_features / 3, spec_.out_features - 1}) {
@@ -259,6 +261,71 @@ class AttentionCase {
   std::vector<int32_t> table_, lengths_;
 };
 
+// A way to keep weights; a chain of num_layers has about the bytes of the stream.
+struct Format {
+  const char* name;
+  WeightType weights;
+  DType dtype;
+  int64_t group;
+  int num_layers;
+  Limit limit;
+};
+constexpr Format kFormats[] = {
+    {"bf16", WeightType::kBF16, DType::kBF16, 0, 24, Limit::kFloat},
+    {"f32", WeightType::kF32, DType::kF32, 0, 12, Limit::kFloat},
+    {"int8", WeightType::kInt8, DType::kBF16, 0, 48, Limit::kInt8},
+    {"int4, groups of 32,", WeightType::kInt4, DType::kBF16, 32, 80, Limit::kInt8},
+    {"int4, groups of 128,", WeightType::kInt4, DType::kBF16, 128, 88, Limit::kInt8}};
+constexpr int64_t kBenchInputs = 2048, kBenchOutputs = 5632;
+
+std::string SizedName(const std::string& name, int64_t m) {
+  return name + " M=" + std::to_string(m) + " 2048x5632";
+}
+
+// Products of `m` rows with one layer, in cache.
+void AddOneLayer(Backend& backend, const Format& format, bool segmented, int64_t m,
+                 std::vector<std::unique_ptr<GemmCase>>* cases, std::vector<Row>* rows,
+                 const std::string& name) {
+  cases->push_back(std::make_unique<GemmCase>(backend, format.weights, format.dtype, kBenchInputs,
+                                              kBenchOutputs, 1, segmented, format.group));
+  GemmCase& gemm = *cases->back();
+  gemm.Check(m);
+  rows->push_back(
+      {SizedName(name, m), gemm.Operations(m), [&gemm, m] { gemm.Run(m); }, format.limit, {}});
+}
+
+// Products of each format: with layers read from memory, and with one.
+void AddProducts(Backend& backend, std::vector<std::unique_ptr<GemmCase>>* cases,
+                 std::vector<Row>* rows) {
+  const size_t first_chain = cases->size();
+  for (const Format& format : kFormats) {
+    cases->push_back(std::make_unique<GemmCase>(backend, format.weights, format.dtype, kBenchInputs,
+                                                kBenchOutputs, format.num_layers, false,
+                                                format.group));
+  }
+  for (const int64_t m : {1, 4, 8, 16}) {
+    for (size_t i = 0; i < std::size(kFormats); ++i) {
+      GemmCase& gemm = *(*cases)[first_chain + i];
+      gemm.Check(m);
+      rows->push_back({SizedName(kFormats[i].name, m),
+                       gemm.Bytes(),
+                       [&gemm, m] { gemm.Run(m); },
+                       Limit::kRead,
+                       {}});
+    }
+  }
+  for (const int64_t m : {16, 64, 512}) {
+    for (const Format& format : kFormats) {
+      AddOneLayer(backend, format, false, m, cases, rows, format.name);
+    }
+  }
+  for (const Format& format : kFormats) {
+    if (format.dtype == DType::kF32) continue;
+    AddOneLayer(backend, format, true, 512, cases, rows,
+                std::string(format.name) + " in 8 segments");
+  }
+}
+
 // The first rows are the limits: multiply-add, read, products of 8 bits, and vdpbf16ps if it is
 // there.
 void MeasureAndPrint(int repetitions, bool has_dot, std::vector<Row>* rows_to_measure) {
@@ -328,57 +395,16 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
   });
   if (has_dot) add_limit("limit: vdpbf16ps", Limit::kFloat, RunVdpbf16ps);
 
-  constexpr int64_t kK = 2048, kN = 5632;
-  // 24 layers of 22 MiB read from memory; the bf16 chain has the same bytes as the stream.
-  constexpr WeightType kBF16 = WeightType::kBF16, kInt8 = WeightType::kInt8;
-  GemmCase bf16(*backend, kBF16, DType::kBF16, kK, kN, 24, false);
-  GemmCase f32(*backend, WeightType::kF32, DType::kF32, kK, kN, 12, false);
-  GemmCase int8(*backend, kInt8, DType::kBF16, kK, kN, 48, false);
-  GemmCase one(*backend, kBF16, DType::kBF16, kK, kN, 1, false);
-  GemmCase one_segmented(*backend, kBF16, DType::kBF16, kK, kN, 1, true);
-  GemmCase one_f32(*backend, WeightType::kF32, DType::kF32, kK, kN, 1, false);
-  GemmCase one_int8(*backend, kInt8, DType::kBF16, kK, kN, 1, false);
-  GemmCase one_int8_segmented(*backend, kInt8, DType::kBF16, kK, kN, 1, true);
-  // By each method of bf16.
   std::vector<std::unique_ptr<Backend>> methods;
-  std::vector<std::unique_ptr<GemmCase>> by_method;
+  std::vector<std::unique_ptr<GemmCase>> cases;
+  AddProducts(*backend, &cases, &rows);
   for (const Bf16Method method : {Bf16Method::kDot, Bf16Method::kFma}) {
     if (!has_dot) break;
     methods.push_back(
         Must(CreateCpuBackend({.isa = isa, .num_threads = num_threads, .bf16_method = method})));
-    by_method.push_back(
-        std::make_unique<GemmCase>(*methods.back(), kBF16, DType::kBF16, kK, kN, 1, false));
-    by_method.back()->Check(512);
-  }
-  for (GemmCase* c : {&bf16, &f32, &int8}) {
-    for (const int64_t m : {1, 16}) c->Check(m);
-  }
-  for (GemmCase* c : {&one, &one_segmented, &one_f32, &one_int8, &one_int8_segmented}) {
-    for (const int64_t m : {1, 16, 512}) c->Check(m);
-  }
-  for (const int64_t m : {1, 4, 8, 16}) {
-    const std::string suffix = " M=" + std::to_string(m) + " 2048x5632";
-    const auto add = [&](const char* name, GemmCase& c) {
-      rows.push_back({name + suffix, c.Bytes(), [&c, m] { c.Run(m); }, Limit::kRead, {}});
-    };
-    add("bf16", bf16);
-    add("f32", f32);
-    add("int8", int8);
-  }
-  for (const int64_t m : {16, 64, 512}) {
-    const std::string suffix = " M=" + std::to_string(m) + " 2048x5632";
-    const auto add = [&](const std::string& name, GemmCase& c, Limit limit = Limit::kFloat) {
-      rows.push_back({name + suffix, c.Operations(m), [&c, m] { c.Run(m); }, limit, {}});
-    };
-    add("bf16", one);
-    add("f32", one_f32);
-    add("int8", one_int8, Limit::kInt8);
-    if (m != 512) continue;
-    add("bf16 in 8 segments", one_segmented);
-    add("int8 in 8 segments", one_int8_segmented, Limit::kInt8);
-    if (!has_dot) continue;
-    add("bf16 by vdpbf16ps", *by_method[0]);
-    add("bf16 by multiply-add", *by_method[1]);
+    const bool is_dot = method == Bf16Method::kDot;
+    AddOneLayer(*methods.back(), kFormats[0], false, 512, &cases, &rows,
+                is_dot ? "bf16 by vdpbf16ps" : "bf16 by multiply-add");
   }
 
   AttentionCase batch(*backend, KvType::kBF16, 32, 16, 1024);

@@ -336,8 +336,60 @@ TEST(ModelConfigTest, RefusesUnknownArchitecturesByName) {
   EXPECT_THAT(std::string(by_type.status().message()), HasSubstr("\"mamba\""));
 }
 
+TEST(ModelConfigTest, ReadsWhatIsInFourBits) {
+  const auto read = [](const std::string& value) {
+    const auto config = Changed(kLlama, "quantization_config", value);
+    TANDEM_CHECK(config.ok()) << config.status().message();
+    return config->quantisation;
+  };
+  const Quantisation gptq = read(
+      R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"dynamic":{},"sym":true})");
+  EXPECT_EQ(gptq.method, Quantisation::Method::kGptq);
+  EXPECT_EQ(gptq.group, 128);
+  EXPECT_EQ(gptq.zero_less, 1);
+  const Quantisation second =
+      read(R"({"quant_method":"gptq","bits":4,"group_size":32,"checkpoint_format":"gptq_v2"})");
+  EXPECT_EQ(second.zero_less, 0);
+  const Quantisation awq =
+      read(R"({"quant_method":"awq","bits":4,"group_size":64,"version":"GEMM","zero_point":true,)"
+           R"("modules_to_not_convert":["lm_head"]})");
+  EXPECT_EQ(awq.method, Quantisation::Method::kAwq);
+  EXPECT_EQ(awq.group, 64);
+  EXPECT_EQ(awq.zero_less, 0);
+  EXPECT_FALSE(read("null").present());
+}
+
+TEST(ModelConfigTest, RefusesOtherQuantisationsByTheirField) {
+  const std::pair<const char*, const char*> refused[] = {
+      {R"({"bits":4})", "quant_method is missing"},
+      {R"({"quant_method":"bitsandbytes","bits":4})",
+       "quant_method is \"bitsandbytes\"; supported"},
+      {R"({"quant_method":"gptq","bits":8,"group_size":128})", "bits is 8; want 4"},
+      {R"({"quant_method":"gptq","bits":4,"group_size":-1})",
+       "group_size is -1; want 32, 64 or 128"},
+      {R"({"quant_method":"awq","bits":4,"group_size":256})", "group_size is 256"},
+      {R"({"quant_method":"gptq","bits":4,"group_size":32,"desc_act":true})", "desc_act is true"},
+      {R"({"quant_method":"gptq","bits":4,"group_size":32,"lm_head":true})", "lm_head is true"},
+      {R"({"quant_method":"gptq","bits":4,"group_size":32,"checkpoint_format":"marlin"})",
+       "checkpoint_format is \"marlin\""},
+      {R"({"quant_method":"gptq","bits":4,"group_size":32,"format":"bitblas"})",
+       "format is \"bitblas\""},
+      {R"({"quant_method":"gptq","bits":4,"group_size":32,"dynamic":{"-:down":{}}})",
+       "dynamic is set"},
+      {R"({"quant_method":"awq","bits":4,"group_size":32,"version":"gemv"})",
+       "version is \"gemv\""},
+      {R"({"quant_method":"awq","bits":4,"group_size":32,"zero_point":false})",
+       "zero_point is false"},
+      {R"({"quant_method":"awq","bits":4,"group_size":32,"modules_to_not_convert":["q_proj"]})",
+       "modules_to_not_convert is an array; all"}};
+  for (const auto& [value, complaint] : refused) {
+    EXPECT_THAT(With(kLlama, "quantization_config", value), HasSubstr(complaint)) << value;
+  }
+  EXPECT_THAT(With(kGpt2, "quantization_config", R"({"quant_method":"gptq"})"),
+              HasSubstr("GPT2LMHeadModel has none"));
+}
+
 TEST(ModelConfigTest, RefusesWhatWouldChangeTheNumbers) {
-  EXPECT_THAT(With(kLlama, "quantization_config", R"({"bits":4})"), HasSubstr("quantised"));
   EXPECT_THAT(With(kLlama, "hidden_act", R"("relu")"), HasSubstr("silu and gelu_pytorch_tanh are"));
   EXPECT_THAT(With(kLlama, "torch_dtype", R"("float8_e4m3fn")"),
               HasSubstr("supported are float32, float16, bfloat16"));

@@ -22,7 +22,9 @@ namespace json = boost::json;
 constexpr int kThreads = 2;
 constexpr double kClearMarginNats = 0.1;
 constexpr double kMaxMeanKl = 1e-3;
-constexpr double kMaxInt8WeightsPerplexity = 1.005;  // of that without
+// What fewer bits may cost: their share of the perplexity without.
+constexpr double kMaxInt8WeightsPerplexity = 1.005;
+constexpr double kMaxInt4WeightsPerplexity = 1.04;
 constexpr double kMaxInt8KvPerplexity = 1.005;
 constexpr double kMaxGroupedKvPerplexity = 1.001;
 
@@ -170,15 +172,20 @@ double HeldOutPerplexity(const std::string& format) {
   return std::exp(nats / static_cast<double>(count));
 }
 
-TEST(DemoGoldensTest, EightBitWeightsCostLittlePerplexityOnHeldOutText) {
+TEST(DemoGoldensTest, FewerBitsOfWeightsCostLittlePerplexityOnHeldOutText) {
   for (const std::string dtype : {"f32", "bf16"}) {
     const double whole = HeldOutPerplexity(dtype);
-    const double int8 = HeldOutPerplexity(dtype + "_int8");
-    std::printf("%s: perplexity %.4f, with weights of 8 bits %.4f: %+.3f %%\n", dtype.c_str(),
-                whole, int8, 100 * (int8 / whole - 1));
-    EXPECT_NE(int8, whole) << "8 bits were not used";
-    if (kSampleOnly) continue;
-    EXPECT_LE(int8 / whole, kMaxInt8WeightsPerplexity);
+    std::printf("%s: perplexity %.4f\n", dtype.c_str(), whole);
+    const std::pair<const char*, double> limits[] = {{"_int8", kMaxInt8WeightsPerplexity},
+                                                     {"_int4", kMaxInt4WeightsPerplexity}};
+    for (const auto& [weights, limit] : limits) {
+      const double fewer = HeldOutPerplexity(dtype + weights);
+      std::printf("%s%s: perplexity %.4f, %+.3f %%\n", dtype.c_str(), weights, fewer,
+                  100 * (fewer / whole - 1));
+      EXPECT_NE(fewer, whole) << weights << " was not used";
+      if (kSampleOnly) continue;
+      EXPECT_LE(fewer / whole, limit) << weights;
+    }
   }
 }
 

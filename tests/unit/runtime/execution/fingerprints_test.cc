@@ -41,7 +41,7 @@ constexpr char kLlama[] = "llama_gqa16_scaled_biased";
 constexpr char kOther[] = "llama_mha32_tied";
 
 TEST(FingerprintsTest, NumericsIdIsTheSameForEveryThreadCount) {
-  for (const char* format : {"f32", "bf16", "bf16_int8"}) {
+  for (const char* format : {"f32", "bf16", "bf16_int8", "bf16_int4"}) {
     const std::string id = NumericsIdOf(kLlama, format, "cpu", 1);
     EXPECT_EQ(id.size(), 64u);
     EXPECT_EQ(id, NumericsIdOf(kLlama, format, "cpu", 2));
@@ -54,6 +54,7 @@ TEST(FingerprintsTest, NumericsIdDiffersByModelTypeAndArithmetic) {
   EXPECT_NE(id, NumericsIdOf(kOther, "bf16", "cpu", 1));
   EXPECT_NE(id, NumericsIdOf(kLlama, "f32", "cpu", 1));
   EXPECT_NE(id, NumericsIdOf(kLlama, "bf16_int8", "cpu", 1));
+  EXPECT_NE(id, NumericsIdOf(kLlama, "bf16_int4", "cpu", 1));
 }
 
 // What it is given, but for its draws.
@@ -149,6 +150,8 @@ TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
   EXPECT_FALSE(options.kv_type);
   EXPECT_EQ(ProbedOptionsOf(Make(kLlama, "f32_kvbf16", "cpu", 1, 16)->model()).kv_type,
             KvType::kBF16);
+  EXPECT_FALSE(options.int4_weights);
+  EXPECT_TRUE(ProbedOptionsOf(Make(kLlama, "bf16_int4", "cpu", 1, 16)->model()).int4_weights);
   EXPECT_TRUE(ProbedOptionsOf(Make(kLlama, "bf16_int8", "cpu", 1, 16)->model()).int8_weights);
   const auto plain = Make("mistral_head20_no_window_bf16", "f32", "cpu", 1, 16);
   EXPECT_EQ(*ProbeNumerics(plain->backend(), ProbedOptionsOf(plain->model())),

@@ -330,16 +330,19 @@ TEST(ModelTest, PackedBytesFollowBothTypes) {
 TEST(ModelTest, MatricesAreKeptInWhatIsAskedFor) {
   const auto backend = Reference();
   for (const char* dtype : {"f32", "bf16"}) {
-    ModelOptions options{.folder = Tiny("llama_mha32_tied"), .dtype = dtype, .weights = "int8"};
-    const auto model = Model::Load(options, backend.get());
-    ASSERT_TRUE(model.ok()) << model.status();
-    EXPECT_EQ(NamesOf((*model)->types()),
-              absl::StrCat("compute=", dtype, " weights=int8 kv=", dtype));
+    ModelOptions options{.folder = Tiny("llama_mha32_tied"), .dtype = dtype};
+    for (const char* weights : {"int8", "int4"}) {
+      options.weights = weights;
+      const auto model = Model::Load(options, backend.get());
+      ASSERT_TRUE(model.ok()) << model.status();
+      EXPECT_EQ(NamesOf((*model)->types()),
+                absl::StrCat("compute=", dtype, " weights=", weights, " kv=", dtype));
+    }
     options.weights = "auto";
     EXPECT_EQ(NamesOf(Model::Plan(options, *backend)->types),
               absl::StrCat("compute=", dtype, " weights=", dtype, " kv=", dtype));
     options.weights = "int3";
-    EXPECT_THAT(Refusal(options), HasSubstr("weights is \"int3\", want auto or int8"));
+    EXPECT_THAT(Refusal(options), HasSubstr("weights is \"int3\", want auto, int8 or int4"));
   }
 }
 
