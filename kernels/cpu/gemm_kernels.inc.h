@@ -29,9 +29,8 @@ struct Gemm {
       Policy::kIsInteger ? kNumLinearSegments * static_cast<int>(sizeof(RowRun)) : 0;
   // In flight when a pass has its weights to itself, from memory, and the cache that they are
   // fetched into.
-  static constexpr bool kFetchesFar = kHasGroups && kChunkUnits == 0;
-  static constexpr int kPrefetchBytes = kFetchesFar ? 8192 : 4096;
-  static constexpr int kCache = kFetchesFar ? 2 : 1;
+  static constexpr int kPrefetchBytes = 4096;
+  static constexpr int kCache = kHasGroups && kChunkUnits == 0 ? 2 : 1;
   static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
   static_assert(kMaxRows <= kSums);
 
@@ -121,16 +120,21 @@ struct Gemm {
       return panel<kVectors>(v) + kPanelGroupBytes +
              of_panel<kVectors>(v) * Policy::kWeightVectorBytes;
     }
+    // A pass of several panels is alone.
+    template <int kVectors>
+    bool is_alone() const {
+      return kVectors > kPanelVectors || num_passes == 1;
+    }
     template <int kVectors>
     int64_t prefetch_stride() const {
       const int64_t streams = num_passes * kVectors * units;
-      return num_passes == 1 ? kPanelUnitBytes : (bytes + streams - 1) / streams;
+      return is_alone<kVectors>() ? kPanelUnitBytes : (bytes + streams - 1) / streams;
     }
     template <int kVectors>
     static constexpr int kAhead = kPrefetchBytes* kPanelVectors / kVectors;
     template <int kVectors>
     const std::byte* prefetch(int v) const {
-      if (num_passes == 1) return vector<kVectors>(v) + kAhead<kVectors>;
+      if (is_alone<kVectors>()) return vector<kVectors>(v) + kAhead<kVectors>;
       return chunk + bytes + (pass * kVectors + v) * bytes / (num_passes * kVectors);
     }
   };
@@ -165,7 +169,7 @@ struct Gemm {
       }
     };
     if (part.begins) for_all([](int, int, const float*) { return Splat(0.0f); });
-    const bool is_one_pass = weights.num_passes == 1;
+    const bool is_alone = weights.template is_alone<kVectors>();
     const int64_t prefetch_stride = weights.template prefetch_stride<kVectors>();
     const std::byte* panels[kVectors];
     const std::byte* w[kVectors];
@@ -184,7 +188,7 @@ struct Gemm {
         const int at = weights.template of_panel<kVectors>(v);
         const U32x16 zeros =
             LoadU8(reinterpret_cast<const uint8_t*>(panels[v]) + kPanelOutputs * 2 + at * kLanes);
-        if (is_one_pass) {
+        if (is_alone) {
           __builtin_prefetch(panels[v] + at * 64 + Weights::template kAhead<kVectors>, /*rw=*/0,
                              /*locality=*/4 - kCache);
         }
@@ -211,7 +215,7 @@ struct Gemm {
       for (int v = 0; v < kVectors; ++v) {
         panels[v] += bytes;
         w[v] += bytes;
-        prefetch[v] += is_one_pass ? bytes : units * prefetch_stride;
+        prefetch[v] += is_alone ? bytes : units * prefetch_stride;
       }
       rows.units += units * kRows * Policy::kRowUnitBytes;
       rows.group_sums += kRows;

@@ -274,14 +274,7 @@ TANDEM_LANES I32x16 AddByteProducts(const I32x16& acc, const U32x16& a, const U3
   return y;
 }
 TANDEM_LANES U32x16 LoadU8(const uint8_t* from) {
-  typedef uint8_t Bytes __attribute__((vector_size(kRegisterLanes)));
-  U32x16 y;
-  TANDEM_FOR_PARTS(i) {
-    Bytes bytes;
-    std::memcpy(&bytes, from + i * kRegisterLanes, sizeof(bytes));
-    y.part[i] = __builtin_convertvector(bytes, U32x16::Register);
-  }
-  return y;
+  return UnsignedOf(LoadInt8(reinterpret_cast<const int8_t*>(from))) & 0xFFu;
 }
 // Numbers that fit.
 TANDEM_LANES void StoreInt8(int8_t* to, const I32x16& x) {

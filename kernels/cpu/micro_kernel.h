@@ -40,11 +40,30 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
                                   const std::byte* const (&prefetch)[kVectors],
                                   int64_t prefetch_stride, int64_t units,
                                   F32x16 (&acc)[kRows][kVectors]) {
+  // Where a byte has two numbers, both are taken while it is in a register.
+  constexpr bool kTogether = Policy::kIsInteger && Policy::kPerUnit == 8;
   const std::byte* weights[kVectors];
   for (int v = 0; v < kVectors; ++v) weights[v] = w[v];
   const auto phase = [&]<int kPhase>() __attribute__((always_inline)) {
     // The fewer operands stay in registers; the others pass by.
-    if constexpr (kRows < kVectors) {
+    if constexpr (kRows < kVectors && kTogether) {
+      F32x16 row[2][kRows];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        row[0][r] = Policy::template Row<0>(a + r * a_row_stride);
+        row[1][r] = Policy::template Row<1>(a + r * a_row_stride);
+      }
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const F32x16 first = Policy::template Weight<0>(weights[v]);
+        const F32x16 second = Policy::template Weight<1>(weights[v]);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          acc[r][v] = Policy::Accumulate(acc[r][v], first, row[0][r]);
+          acc[r][v] = Policy::Accumulate(acc[r][v], second, row[1][r]);
+        }
+      }
+    } else if constexpr (kRows < kVectors) {
       F32x16 row[kRows];
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) row[r] = Policy::template Row<kPhase>(a + r * a_row_stride);
@@ -76,10 +95,11 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
                            /*locality=*/4 - kCache);
       }
     }
+    constexpr int kCalls = kRows < kVectors && kTogether ? 1 : Policy::kPhases;
     [&]<int... kPhase>(std::integer_sequence<int, kPhase...>) __attribute__((always_inline)) {
       (phase.template operator()<kPhase>(), ...);
     }
-    (std::make_integer_sequence<int, Policy::kPhases>());
+    (std::make_integer_sequence<int, kCalls>());
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) weights[v] += w_unit_stride;
     a += a_unit_stride;

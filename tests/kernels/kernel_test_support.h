@@ -151,6 +151,9 @@ inline const std::vector<std::string>& TestedDevices() {
   return devices;
 }
 
+// No GPU multiplies by weights of 4 bits.
+inline bool HasInt4(const std::string& device) { return !device.starts_with("cuda"); }
+
 inline std::string DeviceName(const testing::TestParamInfo<std::string>& info) {
   std::string name = info.param;
   for (char& c : name) c = c == '-' ? '_' : c;

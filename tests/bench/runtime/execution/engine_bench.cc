@@ -3,10 +3,10 @@
 //
 //   engine_bench FOLDER FORMAT ISA THREADS
 //
-// FORMAT is f32, bf16, or int8: bf16 with weights of 8 bits. Loads the checkpoint's shape with
-// dummy weights, prints one JSON line (what it runs on, and each row's operations and bytes), then
-// answers every row's name on a line of standard input with the seconds that it took. So a driver
-// can measure several processes in turn.
+// FORMAT is f32, bf16, or int8 or int4: bf16 with weights of 8 or 4 bits. Loads the checkpoint's
+// shape with dummy weights, prints one JSON line (what it runs on, and each row's operations and
+// bytes), then answers every row's name on a line of standard input with the seconds that it took.
+// So a driver can measure several processes in turn.
 
 #include <chrono>
 #include <cstdio>
@@ -41,6 +41,9 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+constexpr WeightType kInt4 = WeightType::kInt4;
+constexpr int64_t kInt4Group = 32;  // As weights.cc makes them.
+
 // What a row does, or what a limit shows that can be done, by kind.
 struct Amounts {
   double operations = 0;       // Products and additions, of floating point...
@@ -55,8 +58,8 @@ class Bench {
         backend_(Must(CreateBackend({.isa = isa, .num_threads = threads}))),
         model_(Must(Model::Load({.folder = folder,
                                  .load_format = LoadFormat::kDummy,
-                                 .dtype = format == "int8" ? "bf16" : format,
-                                 .weights = format == "int8" ? "int8" : "auto",
+                                 .dtype = format.starts_with("int") ? "bf16" : format,
+                                 .weights = format.starts_with("int") ? format : "auto",
                                  .cache_dir = ""},
                                 backend_.get()))),
         executor_(Must(ModelExecutor::Create({.block_tokens = kBlockTokens,
@@ -129,7 +132,9 @@ class Bench {
     std::function<void()> run;
   };
 
-  bool int8() const { return model_->types().weights == WeightType::kInt8; }
+  bool has_weights_of(WeightType type) const { return model_->types().weights == type; }
+  // With either, inputs are made 8 bits.
+  bool int8() const { return has_weights_of(WeightType::kInt8) || has_weights_of(kInt4); }
 
   void Add(const std::string& name, const Amounts& amounts, std::function<void()> run) {
     rows_[name] = {.amounts = amounts, .run = std::move(run)};
@@ -179,7 +184,8 @@ class Bench {
                           .out_features = c.ffn_size,
                           .weight_type = model_->types().weights,
                           .compute_dtype = model_->types().compute,
-                          .output_dtype = DType::kF32};
+                          .output_dtype = DType::kF32,
+                          .group = has_weights_of(kInt4) ? kInt4Group : 0};
     const size_t bytes = Must(backend_->GetPackedFormat(spec)).size_bytes;
     gemm_weights_ = Must(backend_->Allocate(bytes));
     gemm_ = Must(backend_->PrepareLinear(spec, gemm_weights_.data(), bytes));
@@ -218,7 +224,9 @@ class Bench {
     const ModelConfig& c = model_->config();
     const double kv = 2.0 * batch * c.num_layers * c.num_kv_heads * c.head_dim * kContext;
     const auto size = static_cast<double>(SizeOf(model_->types().compute));
-    return (LayerWeights() + HeadWeights()) * (int8() ? 1 : size) + kv * size;
+    // In 4 bits a group has a scale of two bytes and a zero of one.
+    const double each = has_weights_of(kInt4) ? 0.5 + 3.0 / kInt4Group : int8() ? 1 : size;
+    return (LayerWeights() + HeadWeights()) * each + kv * size;
   }
 
   const int threads_;
