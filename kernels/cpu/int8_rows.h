@@ -17,7 +17,7 @@ namespace {
 // Inputs of one row that share a scale: a segment, or all.
 struct RowRun {
   float scale;
-  int32_t first_sum;  // A sum with weights that are 128 too high begins here.
+  int32_t first_sum;  // A sum with weights that are too high begins here.
 };
 
 // Inputs from[0, count) as units at to, to + stride, …
@@ -50,7 +50,7 @@ TANDEM_LANES RowRun PackInt8Run(const Element* from, int64_t count, std::byte* t
   std::memcpy(parts, &sums, sizeof(parts));
   int32_t sum = 0;
   for (const int32_t part : parts) sum += part;
-  return {.scale = scale, .first_sum = -128 * sum};
+  return {.scale = scale, .first_sum = -Policy::kWeightExcess * sum};
 }
 
 // `rows` rows of `in_features` inputs, one after the other.

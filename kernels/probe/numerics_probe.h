@@ -61,6 +61,9 @@ struct ProbeShape {
   bool int8_weights = false;
 };
 
+// The operation that only who flushes denormals before rounding has (numerics_probe.cc).
+inline constexpr char kFlushesBeforeRounding[] = "flushes before rounding";
+
 // One operation and the digest of what it gave.
 struct ProbedOperation {
   std::string name;
