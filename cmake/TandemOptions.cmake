@@ -36,6 +36,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND warnings -Wno-restrict -Wno-maybe-uninitialized)
 endif()
 set(common -ffp-contract=off -fno-math-errno -fstack-protector-strong -fno-omit-frame-pointer)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  list(APPEND common -fsigned-char)  # A char has a sign, as on x86, where everything is tested.
+endif()
 target_compile_options(tandem_options INTERFACE "$<${for_cxx}:${warnings};${common}>")
 if(TANDEM_CUDA)  # nvcc hands them to the host's compiler.
   target_compile_options(tandem_options INTERFACE

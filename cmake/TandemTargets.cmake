@@ -16,10 +16,10 @@ endfunction()
 
 #   tandem_test(NAME block_pool_test SRCS block_pool_test.cc DEPS tandem_kv_cache [STAGES asan]
 #               [TIMEOUT seconds])
-# One ctest entry a binary. STAGES are those of tools/test that build and run it, of release, asan and
-# tsan: each is a ctest label and a target, STAGE_tests. The default is the folder's TANDEM_TEST_STAGES.
+# One ctest entry a binary. STAGES are those of tools/test that build and run it, of release, asan, tsan
+# and arm: each is a ctest label and a target, STAGE_tests. The default is the folder's TANDEM_TEST_STAGES.
 # `all` has those of the stage release.
-foreach(stage IN ITEMS release asan tsan)
+foreach(stage IN ITEMS release asan tsan arm)
   add_custom_target(${stage}_tests)
 endforeach()
 function(tandem_test)

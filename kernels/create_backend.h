@@ -15,7 +15,11 @@ namespace tandem {
 
 // The cpu's instruction sets, best first; all but "generic" are of one numerics class
 // (docs/numerics.md).
+#if defined(__aarch64__)
+inline constexpr const char* kIsas[] = {"neondot", "neon", "generic"};
+#else
 inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "generic"};
+#endif
 
 // What --isa takes: "auto" (the best that this machine has), or one of kIsas.
 inline std::vector<std::string> IsaChoices() {

@@ -18,7 +18,7 @@ namespace {
 // Inputs of one row that share a scale: a segment, or all.
 struct RowRun {
   float scale;
-  int32_t first_sum;  // A sum with weights that are 128 too high begins here.
+  int32_t first_sum;  // A sum with weights that are too high begins here.
 };
 
 TANDEM_LANES int LanesAt(int64_t i, int64_t count) {
@@ -80,7 +80,7 @@ TANDEM_LANES void PackInt8Tile(const Element* input, int64_t in_features, bool s
       const int64_t end = segmented ? LinearSegmentBegin(in_features, segment + 1) : in_features;
       RowRun& run = runs[r * kNumLinearSegments + segment];
       run = {.scale = Int8ScaleOfRun(row + begin, end - begin), .first_sum = 0};
-      if (group == 0) run.first_sum = -128 * pack(begin, end - begin, run.scale);
+      if (group == 0) run.first_sum = -Policy::kWeightExcess * pack(begin, end - begin, run.scale);
       for (int64_t first = begin; group != 0 && first < end; first += group) {
         const int64_t count = end - first < group ? end - first : group;
         group_sums[first / group * rows + r] = -pack(first, count, run.scale);

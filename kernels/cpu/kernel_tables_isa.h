@@ -49,6 +49,22 @@ extern const GemmKernels kAvx512Bf16GemmDot;
 extern const Bf16AttentionTable kAvx512Bf16AttentionDot;
 extern const Bf16AttentionTable kAvx512Bf16AttentionFma;
 
+// NEON has no rows of its own: the generic ones use it.
+extern const GemmKernels kNeonGemmF32;
+extern const GemmKernels kNeonGemmBf16;
+extern const GemmKernels kNeonGemmInt8F32;
+extern const GemmKernels kNeonGemmInt8Bf16;
+extern const GemmKernels kNeonGemmInt4F32;
+extern const GemmKernels kNeonGemmInt4Bf16;
+extern const F32AttentionTable kNeonAttentionF32;
+extern const Bf16AttentionTable kNeonAttentionBf16;
+
+// What NEON's dot products add.
+extern const GemmKernels kNeonDotGemmInt8F32;
+extern const GemmKernels kNeonDotGemmInt8Bf16;
+extern const GemmKernels kNeonDotGemmInt4F32;
+extern const GemmKernels kNeonDotGemmInt4Bf16;
+
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_CPU_KERNEL_TABLES_ISA_H_

@@ -1,16 +1,16 @@
 // Sixteen lanes of float, written once and compiled for each instruction set: one register with
-// AVX-512, two with AVX2, four with SSE2. Every operation but MulAdd is a plain IEEE one per lane,
-// so all instruction sets give the same bits; MulAdd is fused where there is FMA
-// (docs/numerics.md).
+// AVX-512, two with AVX2, four with SSE2 and NEON. Every operation but MulAdd is a plain IEEE one
+// per lane, so all instruction sets give the same bits; MulAdd is fused where there is FMA, and by
+// NEON, whose files define TANDEM_NEON (docs/numerics.md).
 //
-//   types    F32x16, U32x16, I32x16 (also the result of a comparison), U16x16; + − · / & | ~ << >>
-//            < > with each other or with one number for all lanes
+//   types    F32x16, U32x16, I32x16 (also the result of a comparison), U16x16; + − · / & | ^ ~
+//            << >> < > with each other or with one number for all lanes
 //   memory   LoadF32, StoreF32, LoadU32, LoadU16, StoreU16, and ..Tail for the first few lanes
 //   lanes    Splat, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c, SwapPairs,
 //            SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
-//   numbers  ToFloats, AddPairProducts, AddByteProducts, EvenBytes, OddBytes, LoadU8, LoadInt8,
-//            StoreInt8
+//   numbers  ToFloats, AddPairProducts (AddQuadProducts), AddByteProducts, EvenBytes, OddBytes,
+//            LoadU8, LoadInt8, StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a

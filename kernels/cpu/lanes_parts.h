@@ -1,4 +1,5 @@
-// Sixteen lanes in as many registers as the instruction set needs: two with AVX2, four without.
+// Sixteen lanes in as many registers as the instruction set needs: two with AVX2, four with NEON or
+// the baseline of x86.
 // A structure of registers, as GCC keeps vectors longer than a register in memory. See lanes.h.
 
 #ifndef TANDEM_KERNELS_CPU_LANES_PARTS_H_
@@ -10,6 +11,8 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(TANDEM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace tandem {
@@ -60,6 +63,7 @@ TANDEM_LANES_OPERATOR(Lanes<T>, *)
 TANDEM_LANES_OPERATOR(Lanes<T>, /)
 TANDEM_LANES_OPERATOR(Lanes<T>, &)
 TANDEM_LANES_OPERATOR(Lanes<T>, |)
+TANDEM_LANES_OPERATOR(Lanes<T>, ^)
 TANDEM_LANES_OPERATOR(I32x16, <)
 TANDEM_LANES_OPERATOR(I32x16, >)
 #undef TANDEM_LANES_OPERATOR
@@ -184,6 +188,13 @@ TANDEM_LANES F32x16 MulAdd(const F32x16& a, const F32x16& b, const F32x16& c) {
     __asm__("vfmadd231ps %2, %1, %0" : "+x"(y.part[i]) : "x"(a.part[i]), "x"(b.part[i]));
   }
   return y;
+#elif defined(TANDEM_NEON)
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] = (F32x16::Register)vfmaq_f32((float32x4_t)c.part[i], (float32x4_t)a.part[i],
+                                            (float32x4_t)b.part[i]);
+  }
+  return y;
 #else
   return c + a * b;
 #endif
@@ -203,6 +214,12 @@ TANDEM_LANES I32x16 AddPairProducts(const I32x16& acc, const U32x16& a, const U3
     y.part[i] =
         acc.part[i] + (I32x16::Register)_mm256_madd_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
   }
+#elif defined(TANDEM_NEON)
+  TANDEM_FOR_PARTS(i) {
+    const auto x = (int16x8_t)a.part[i], z = (int16x8_t)b.part[i];
+    const int32x4_t left = vmull_s16(vget_low_s16(x), vget_low_s16(z));
+    y.part[i] = acc.part[i] + (I32x16::Register)vpaddq_s32(left, vmull_high_s16(x, z));
+  }
 #else
   const auto low = [](auto x) __attribute__((always_inline)) {
     return (I32x16::Register)(x << 16) >> 16;
@@ -214,6 +231,17 @@ TANDEM_LANES I32x16 AddPairProducts(const I32x16& acc, const U32x16& a, const U3
 #endif
   return y;
 }
+#if defined(__ARM_FEATURE_DOTPROD)
+// Each lane is four numbers of 8 bits, with signs: acc + their four products.
+TANDEM_LANES I32x16 AddQuadProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
+  I32x16 y;
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] = (I32x16::Register)vdotq_s32((int32x4_t)acc.part[i], (int8x16_t)a.part[i],
+                                            (int8x16_t)b.part[i]);
+  }
+  return y;
+}
+#endif
 // Bytes 0 and 2, or 1 and 3, of each lane as two numbers of 16 bits.
 TANDEM_LANES U32x16 EvenBytes(const U32x16& x) { return x & 0x00FF00FFu; }
 TANDEM_LANES U32x16 OddBytes(const U32x16& x) {
@@ -260,6 +288,15 @@ TANDEM_LANES I32x16 AddByteProducts(const I32x16& acc, const U32x16& a, const U3
   TANDEM_FOR_PARTS(i) {
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
     y.part[i] = acc.part[i] + (I32x16::Register)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+#elif defined(__ARM_FEATURE_DOTPROD)
+  y = AddQuadProducts(acc, a, b);
+#elif defined(TANDEM_NEON)
+  TANDEM_FOR_PARTS(i) {
+    const auto x = (int8x16_t)a.part[i], z = (int8x16_t)b.part[i];
+    const int32x4_t left = vpaddlq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(z)));
+    const int32x4_t sums = vpaddq_s32(left, vpaddlq_s16(vmull_high_s8(x, z)));
+    y.part[i] = acc.part[i] + (I32x16::Register)sums;
   }
 #else
   TANDEM_FOR_PARTS(i) {

@@ -181,14 +181,15 @@ struct DotBf16Policy : DotPolicy {
 #endif  // __AVX512BF16__
 
 // 8 bits, four inputs a unit: weights 128 above their numbers and so without a sign, rows with one.
-// What the 128 adds to a sum is known with the row (RowRun). Sums are exact modulo 2^32, in any
-// order.
+// What the 128 adds to a sum, where they enter products so (kWeightExcess), is known with the row
+// (RowRun). Sums are exact modulo 2^32, in any order.
 
 #if defined(__AVX512VNNI__)
 
 struct DotInt8Policy : DotPolicy {
   static constexpr bool kIsInteger = true;
   static constexpr int kPerUnit = 4;
+  static constexpr int32_t kWeightExcess = 128;
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return (F32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
   }
@@ -197,10 +198,37 @@ struct DotInt8Policy : DotPolicy {
 
 #endif  // __AVX512VNNI__
 
+#if defined(__ARM_FEATURE_DOTPROD)
+
+// SDOT wants a sign on both sides, so the weights lose their 128.
+struct SignedDotInt8Policy {
+  static constexpr bool kIsInteger = true;
+  static constexpr int kPerUnit = 4;
+  static constexpr int32_t kWeightExcess = 0;
+  static constexpr int kPhases = 1;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 4;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    return FloatsOf(LoadU32(from) ^ 0x80808080u);
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(*reinterpret_cast<const float*>(from));
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return FloatsOf(UnsignedOf(AddQuadProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
+  }
+  TANDEM_LANES void StoreRow(const int8_t* four, std::byte* to) { std::memcpy(to, four, 4); }
+};
+
+#endif  // __ARM_FEATURE_DOTPROD
+
 // By products of 16 bits, two and two: the even inputs of a unit first.
 struct PairInt8Policy {
   static constexpr bool kIsInteger = true;
   static constexpr int kPerUnit = 4;
+  static constexpr int32_t kWeightExcess = 128;
   static constexpr int kPhases = 2;
   static constexpr int kWeightVectorBytes = 64;
   static constexpr int kRowUnitBytes = 8;  // even, even, odd, odd
@@ -227,6 +255,7 @@ struct PairInt8Policy {
 struct Int4Policy {
   static constexpr bool kIsInteger = true;
   static constexpr int kPerUnit = 8;
+  static constexpr int32_t kWeightExcess = 0;
   static constexpr int kPhases = 2;
   static constexpr int kWeightVectorBytes = 64;
   static constexpr int kRowUnitBytes = 8;

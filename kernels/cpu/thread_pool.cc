@@ -19,6 +19,8 @@ constexpr auto kYieldBeforePark = std::chrono::milliseconds(2);
 void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
 #endif
 }
 

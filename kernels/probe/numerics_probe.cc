@@ -27,6 +27,7 @@ class Probe {
       : backend_(backend), shape_(shape), random_(seed) {}
 
   absl::StatusOr<std::vector<ProbedOperation>> Run() {
+    TANDEM_RETURN_IF_ERROR(RoundingToNormal());
     for (const Inputs inputs : {Inputs::kOrdinary, Inputs::kHostile}) {
       inputs_ = inputs;
       TANDEM_RETURN_IF_ERROR(Embeddings());
@@ -176,6 +177,35 @@ class Probe {
                               inputs_ == Inputs::kHostile ? ", hostile numbers" : ""),
          .digest = hash.Finish()});
     return absl::OkStatus();
+  }
+
+  // A product just below 2^-126 that rounds to it, which random numbers hardly ever have. Who
+  // flushes what was a denormal before it was rounded has zero, and an operation for it; all others
+  // have none, as they had none before this was asked.
+  absl::Status RoundingToNormal() {
+    const LinearSpec spec{.in_features = 1,
+                          .out_features = 1,
+                          .weight_type = WeightType::kF32,
+                          .compute_dtype = DType::kF32,
+                          .output_dtype = DType::kF32};
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
+    TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(format.size_bytes));
+    constexpr float kWeight = 0x1.fffffcp-64f;
+    const WeightPart part{&kWeight, 1, DType::kF32};
+    const std::span<std::byte> packed_span(packed.data(), packed.size_bytes());
+    TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed_span));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer placed, backend_.PlaceWeights(packed_span));
+    TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<LinearOp> op,
+                            backend_.PrepareLinear(spec, placed.data(), placed.size_bytes()));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Copy(std::vector<float>{0x1.000002p-63f}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(sizeof(float)));
+    TANDEM_RETURN_IF_ERROR(backend_.Linear(
+        {.op = op.get(), .input = input.data(), .output = output.data(), .num_rows = 1}));
+    float product = 0.0f;
+    TANDEM_RETURN_IF_ERROR(backend_.Download(&product, output.data(), sizeof(product)));
+    TANDEM_RETURN_IF_ERROR(backend_.Synchronize());
+    if (product != 0.0f) return absl::OkStatus();
+    return Hash(kFlushesBeforeRounding, DType::kF32, output);
   }
 
   absl::Status Embeddings() {

@@ -67,6 +67,9 @@ struct ProbeShape {
   std::optional<KvType> kv_type = {};  // Attention with the options above, and KV so kept.
 };
 
+// The operation that only who flushes denormals before rounding has (numerics_probe.cc).
+inline constexpr char kFlushesBeforeRounding[] = "flushes before rounding";
+
 // One operation and the digest of what it gave.
 struct ProbedOperation {
   std::string name;

@@ -5,6 +5,11 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#define TANDEM_CRC32C __attribute__((target("sse4.2")))
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
+#define TANDEM_CRC32C __attribute__((target("+crc")))
 #endif
 
 namespace tandem {
@@ -29,7 +34,44 @@ uint32_t ExtendScalar(uint32_t crc, const uint8_t* data, size_t size) {
   return crc;
 }
 
+#if defined(TANDEM_CRC32C)
+
+// What the machine's instructions do: the register after a byte, and after 16 bytes, which are
+// copied on the way.
 #if defined(__x86_64__)
+TANDEM_CRC32C inline uint32_t AddByte(uint32_t crc, uint8_t byte) {
+  return _mm_crc32_u8(crc, byte);
+}
+
+template <bool kCopy>
+TANDEM_CRC32C inline void AddWords(uint64_t& register64, uint8_t* out, const uint8_t* in) {
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in));
+  if constexpr (kCopy) _mm_storeu_si128(reinterpret_cast<__m128i*>(out), words);
+  register64 = _mm_crc32_u64(register64, _mm_cvtsi128_si64(words));
+  register64 = _mm_crc32_u64(register64, _mm_extract_epi64(words, 1));
+}
+
+bool HasInstructions() {
+  static const bool has = __builtin_cpu_supports("sse4.2");
+  return has;
+}
+#else
+TANDEM_CRC32C inline uint32_t AddByte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }
+
+template <bool kCopy>
+TANDEM_CRC32C inline void AddWords(uint64_t& register64, uint8_t* out, const uint8_t* in) {
+  uint64_t words[2];
+  std::memcpy(words, in, sizeof(words));
+  if constexpr (kCopy) std::memcpy(out, words, sizeof(words));
+  const uint32_t crc = __crc32cd(static_cast<uint32_t>(register64), words[0]);
+  register64 = __crc32cd(crc, words[1]);
+}
+
+bool HasInstructions() {
+  static const bool has = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+  return has;
+}
+#endif
 
 // Three streams of kLane bytes hide the latency of the crc32 instruction; their registers are
 // joined by advancing the earlier ones over kLane and 2 kLane zero bytes (a linear map over GF(2),
@@ -68,15 +110,12 @@ uint32_t Apply(const ZeroAdvance& advance, uint32_t crc) {
 }
 
 template <bool kCopy>
-__attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, uint8_t* out,
-                                                       const uint8_t* in, size_t size) {
+TANDEM_CRC32C uint32_t ExtendByInstructions(uint32_t crc, uint8_t* out, const uint8_t* in,
+                                            size_t size) {
   static const ZeroAdvance* const one = new ZeroAdvance(MakeZeroAdvance(kLane));
   static const ZeroAdvance* const two = new ZeroAdvance(MakeZeroAdvance(2 * kLane));
-  const auto step = [&](uint64_t & register64, size_t offset) __attribute__((target("sse4.2"))) {
-    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + offset));
-    if constexpr (kCopy) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + offset), words);
-    register64 = _mm_crc32_u64(register64, _mm_cvtsi128_si64(words));
-    register64 = _mm_crc32_u64(register64, _mm_extract_epi64(words, 1));
+  const auto step = [&](uint64_t& register64, size_t offset) TANDEM_CRC32C {
+    AddWords<kCopy>(register64, kCopy ? out + offset : nullptr, in + offset);
   };
   size_t done = 0;
   uint64_t a = crc;
@@ -94,33 +133,28 @@ __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, uint8_t* ou
   uint32_t rest = static_cast<uint32_t>(a);
   for (; done < size; ++done) {
     if constexpr (kCopy) out[done] = in[done];
-    rest = _mm_crc32_u8(rest, in[done]);
+    rest = AddByte(rest, in[done]);
   }
   return rest;
 }
 
-bool HasSse42() {
-  static const bool has = __builtin_cpu_supports("sse4.2");
-  return has;
-}
-
-#endif  // __x86_64__
+#endif  // TANDEM_CRC32C
 
 }  // namespace
 
 uint32_t Crc32c(const void* data, size_t size_bytes, uint32_t crc) {
   const auto* in = static_cast<const uint8_t*>(data);
-#if defined(__x86_64__)
-  if (HasSse42()) return ~ExtendSse42<false>(~crc, nullptr, in, size_bytes);
+#if defined(TANDEM_CRC32C)
+  if (HasInstructions()) return ~ExtendByInstructions<false>(~crc, nullptr, in, size_bytes);
 #endif
   return ~ExtendScalar(~crc, in, size_bytes);
 }
 
 uint32_t Crc32cCopy(void* destination, const void* source, size_t size_bytes, uint32_t crc) {
-#if defined(__x86_64__)
-  if (HasSse42()) {
-    return ~ExtendSse42<true>(~crc, static_cast<uint8_t*>(destination),
-                              static_cast<const uint8_t*>(source), size_bytes);
+#if defined(TANDEM_CRC32C)
+  if (HasInstructions()) {
+    return ~ExtendByInstructions<true>(~crc, static_cast<uint8_t*>(destination),
+                                       static_cast<const uint8_t*>(source), size_bytes);
   }
 #endif
   // What was written is checksummed: the source may be another process's memory, and change

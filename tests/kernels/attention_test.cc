@@ -509,6 +509,7 @@ TEST_P(AttentionTest, RotaryTableEqualsReferenceAtFarPositions) {
 INSTANTIATE_TEST_SUITE_P(All, AttentionTest, testing::ValuesIn(TestedDevices()), DeviceName);
 INSTANTIATE_TEST_SUITE_P(Fenced, AttentionTest, testing::Values("fenced"), DeviceName);
 
+#if defined(__x86_64__)
 TEST(AttentionMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");
   const auto fma = MakeDevice("cpu-avx512bf16-fma");
@@ -523,6 +524,7 @@ TEST(AttentionMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   PagedCase by_fma(fma.get(), shape, 16, 30, 1);
   EXPECT_EQ(by_dot.Prefill(&sequence, 50), by_fma.Prefill(&sequence, 333));
 }
+#endif  // __x86_64__
 
 }  // namespace
 }  // namespace tandem

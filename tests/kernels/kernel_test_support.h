@@ -127,11 +127,16 @@ inline std::unique_ptr<TestDevice> MakeDevice(const std::string& device, int num
 // Devices that give the same bits (docs/numerics.md, Classes).
 inline const std::vector<std::string>& FmaDevices() {
   static const std::vector<std::string> devices = {
+#if defined(__aarch64__)
+    "cpu-neondot",
+    "cpu-neon",
+#else
     "cpu-avx512bf16-dot",
     "cpu-avx512bf16-fma",
     "cpu-avx512vnni",
     "cpu-avx512",
     "cpu-avx2",
+#endif
 #if defined(TANDEM_CUDA)
     "cuda",
 #endif

@@ -404,6 +404,7 @@ TEST_P(LinearTest, WhatIsNoNumberIsNoneInFourBits) {
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), DeviceName);
 INSTANTIATE_TEST_SUITE_P(Fenced, LinearTest, testing::Values("fenced"), DeviceName);
 
+#if defined(__x86_64__)
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");
   const auto fma = MakeDevice("cpu-avx512bf16-fma");
@@ -469,6 +470,7 @@ TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
   };
   EXPECT_EQ(PickBf16Method(slow, wrong), Bf16Method::kDot);
 }
+#endif  // __x86_64__
 
 TEST(LinearSegmentsTest, BordersAreMultiplesOf128AndCoverK) {
   for (const int64_t in_features : {1, 127, 128, 256, 768, 1000, 2048, 5632, 11008}) {

@@ -128,6 +128,26 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
   }
 }
 
+// Random numbers hardly ever have a product that shows it, and yet such machines are another class.
+TEST(NumericsProbeClassesTest, WhoFlushesBeforeRoundingHasAnOperationForIt) {
+  volatile float product = 0x1.000002p-63f;
+  {
+    const KernelFloatScope scope;
+    product = product * 0x1.fffffcp-64f;
+  }
+  for (const std::string& name : TestedDevices()) {
+    const auto backend = MakeBackend(name);
+    if (backend == nullptr || !name.starts_with("cpu")) continue;
+    const auto operations = ProbeOperations(*backend, {}, 1);
+    ASSERT_TRUE(operations.ok()) << operations.status();
+    int count = 0;
+    for (const ProbedOperation& operation : *operations) {
+      count += operation.name.starts_with(kFlushesBeforeRounding);
+    }
+    EXPECT_EQ(count, product == 0.0f) << name;
+  }
+}
+
 TEST(NumericsProbeClassesTest, FencedMemoryChangesNoBit) {
   const auto cpu = CreateBackend({});
   ASSERT_TRUE(cpu.ok()) << cpu.status();

@@ -1,0 +1,10 @@
+#include "kernels/cpu/attention_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+constinit const F32AttentionTable kNeonAttentionF32 = MakeF32AttentionTable<6, 6, 6>();
+constinit const Bf16AttentionTable kNeonAttentionBf16 =
+    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 6, 6, 6>();
+
+}  // namespace tandem
