@@ -19,7 +19,9 @@ constexpr ProbeShape kShapes[] = {
      .score_cap = 5.0f,
      .gated_gelu = true,
      .logit_cap = 30.0f,
-     .int8_weights = true},
+     .int8_weights = true,
+     .int4_weights = true,
+     .kv_type = KvType::kInt8},
     {.rows = 13,
      .features = 640,
      .outputs = 97,
@@ -34,7 +36,9 @@ constexpr ProbeShape kShapes[] = {
      .score_cap = 3.0f,
      .gated_gelu = true,
      .logit_cap = 20.0f,
-     .int8_weights = true},
+     .int8_weights = true,
+     .int4_weights = true,
+     .kv_type = KvType::kInt8G8},
 };
 
 int Main(const char* isa) {
