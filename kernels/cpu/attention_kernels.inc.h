@@ -32,8 +32,8 @@ struct Attention {
   // (kernels/README.md).
   static constexpr int kFetchedInto = 2;
   template <int kRows>
-  static constexpr int kMostTaskRows =
-      kRows > kMaxAttentionTaskRows ? kRows : kMaxAttentionTaskRows / kRows* kRows;
+  static constexpr int kMostTaskRows = kMaxAttentionTaskRows - kMaxAttentionTaskRows % kRows;
+  static_assert(kMaxRows <= kMaxAttentionTaskRows);
   static constexpr int kMaxUnitBytes =
       kMaxAttentionHeadDim / kLanes * Value::kWeightVectorBytes;  // A unit of V.
   static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * kRowUnitBytes;

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kernels/cpu/shared_segments.h"
-#include "runtime/base/check.h"
 #include "runtime/base/math.h"
 
 namespace tandem {
@@ -225,13 +224,16 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
   const int64_t num_jobs = static_cast<int64_t>(jobs.size());
   int64_t num_parts = 0;
   int64_t num_segments = 0;
+  int64_t longest = 0;
   for (const Job& job : jobs) {
     num_parts += job.num_segments * job.num_rows();
     num_segments += job.num_segments;
+    longest = std::max(longest, job.num_segments);
   }
-  const bool split = !shared.empty() ||
-                     (pool->num_threads() > 1 && num_jobs < kItemsOfThread * pool->num_threads() &&
-                      num_segments > num_jobs);
+  // Threads would have too few jobs, or wait for the longest.
+  const int64_t wanted = kItemsOfThread * pool->num_threads();
+  const bool split = !shared.empty() || (pool->num_threads() > 1 && longest > 1 &&
+                                         (num_jobs < wanted || longest * wanted > num_segments));
   if (!split) {
     pool->ParallelFor(num_jobs, [&](int64_t item, int) {
       const Job& job = jobs[item];
@@ -272,7 +274,6 @@ void AddJobs(const AttentionKernels& kernels, const Problem& problem, int most_h
              int64_t sequence, int64_t num_tokens, int64_t num_cached, std::vector<Job>* jobs) {
   const int num_kv_heads = problem.kv->num_kv_heads;
   const int group = problem.num_heads / num_kv_heads;
-  TANDEM_CHECK(kernels.max_rows <= kMaxAttentionTaskRows) << kernels.max_rows;
   if (num_tokens == 0) return;
   const RowTiles tiles = MakeRowTiles(num_tokens * group, kernels.max_rows);
   const int fitting = tiles.count == 1 ? kMaxAttentionTaskRows / tiles.rows(0) : 1;
@@ -307,7 +308,8 @@ absl::Status Attend(const AttentionKernels& kernels, const Problem& problem, int
                     Scratch* scratch) {
   int64_t num_segments = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {
-    num_segments += CeilDiv<int64_t>(num_cached(s) + num_tokens(s), kAttentionSegmentTokens);
+    num_segments += CeilDiv<int64_t>(num_cached(s) + num_tokens(s), kAttentionSegmentTokens) -
+                    FirstVisible(num_cached(s) + 1, problem.window) / kAttentionSegmentTokens;
   }
   // All heads of a sequence, but for so many that threads would have nothing to do.
   const int64_t wanted = pool->num_threads() == 1 ? 1 : kItemsOfThread * pool->num_threads();

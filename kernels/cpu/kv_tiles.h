@@ -3,7 +3,7 @@
 // units of P inputs:
 //   K: [D' / P][vector]            scores: lanes are the 16 tokens, units run over D
 //   V: [16 / P][D' / 16][vector]   outputs: lanes are numbers of D, units run over tokens
-// D' is D rounded up to 16; what lies past D is zero. A vector is
+// D' is D rounded up to 16; V past D is zero, and of K what a unit has past D. A vector is
 //   f32, P = 1, and bf16, P = 2:   [lane][P] numbers
 //   int8, P = 4:                   [P][lane] numbers; behind all units [16 tokens] scales in f32
 //   int8g8, P = 8:                 scales in bf16 of groups of 8 numbers of a token, then [P][lane]

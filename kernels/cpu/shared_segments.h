@@ -17,7 +17,8 @@ struct SharedSegment {
   std::vector<int64_t> sequences;  // At least two.
 };
 
-// By segment; those of a sequence are its first ones. None with a window.
+// By segment; those of a sequence are its first ones. None with a window, or blocks that do not end
+// where segments do.
 std::vector<SharedSegment> FindSharedSegments(const HostDecodeAttentionArgs& args);
 
 }  // namespace tandem

@@ -35,7 +35,7 @@ struct Int4Group {
   int32_t zero;  // 0 to 16
 };
 
-// q in [0, 15] for x / scale + zero, to the nearest, ties to even. What is no number gives 0.
+// q in [0, 15]: x / scale to the nearest, ties to even, and `zero`. What is no number gives 0.
 constexpr int32_t ToInt4(float x, const Int4Group& group) {
   const float scale = ToFloat(group.scale);
   if (scale == 0.0f) return group.zero;
@@ -46,7 +46,8 @@ constexpr int32_t ToInt4(float x, const Int4Group& group) {
   return static_cast<int32_t>((y + kRoundFloat) - kRoundFloat) + group.zero;
 }
 
-// From the lowest number, or 0, to the highest; not finite if one of them is not.
+// From the lowest number, or 0, to the highest; not finite if one of them is not, or if they are
+// further apart than half precision's numbers reach in steps.
 constexpr Int4Group Int4GroupOf(const Int4Range& range) {
   if (range.magnitude >= 0x7F800000u) return {.scale = {0x7C00u}, .zero = 0};
   Int4Group group{.scale = ToHalf((range.high - range.low) / kInt4Steps), .zero = 0};

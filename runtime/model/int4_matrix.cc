@@ -1,6 +1,7 @@
 #include "runtime/model/int4_matrix.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -40,8 +41,9 @@ class Words {
 absl::Status CheckTypes(const std::string& name, const Int4Tensors& tensors) {
   const auto check = [&name](const char* what, const TensorView& tensor, bool words) {
     if ((tensor.type == TensorType::kI32) == words) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%s.%s: is of type %s, want %s", name, what, Name(tensor.type), words ? "I32" : "F16"));
+    return absl::FailedPreconditionError(absl::StrFormat("%s.%s: is of type %s, want %s", name,
+                                                         what, Name(tensor.type),
+                                                         words ? "I32" : "F16, F32 or BF16"));
   };
   TANDEM_RETURN_IF_ERROR(check("qweight", tensors.numbers, true));
   TANDEM_RETURN_IF_ERROR(check("qzeros", tensors.zeros, true));
@@ -102,7 +104,7 @@ absl::StatusOr<Int4Matrix> UnpackInt4(const Quantisation& quantisation, const st
       matrix.scales[to] = scales[from];
       matrix.zeros[to] = static_cast<uint8_t>(zeros.Nibble(from / kInt4PerWord, place(n)) +
                                               quantisation.zero_less);
-      if (ToFloat(ToHalf(scales[from])) == scales[from]) continue;
+      if (std::isfinite(scales[from]) && ToFloat(ToHalf(scales[from])) == scales[from]) continue;
       return absl::FailedPreconditionError(
           absl::StrFormat("%s.scales: that of output %d in group %d is %g, which half precision "
                           "does not have",

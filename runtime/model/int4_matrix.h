@@ -5,7 +5,9 @@
 //   GPTQ      [K / 8, N] of eight inputs           [groups, N / 8]        [groups, N]
 //   AWQ       [K, N / 8] of eight outputs          [groups, N / 8]        [groups, N]
 //
-// AWQ's outputs of an I32 come in the order 0, 2, 4, 6, 1, 3, 5, 7, zeros too.
+// AWQ's outputs of an I32 come in the order 0, 2, 4, 6, 1, 3, 5, 7, zeros too. GPTQ's first format
+// has zeros less 1: a stored 15 is 16 here, as in the kernels of ExLlama, where some readers make
+// it 0. Quantisers store none.
 
 #ifndef TANDEM_RUNTIME_MODEL_INT4_MATRIX_H_
 #define TANDEM_RUNTIME_MODEL_INT4_MATRIX_H_
@@ -37,8 +39,8 @@ struct Int4Matrix {
 };
 
 // `name` is the matrix's in messages. FailedPrecondition for tensors of other types, sizes that
-// eight does not divide, an input that is not in the group of its place, and a scale that half
-// precision does not have.
+// eight does not divide, an input that is not in the group of its place, and a scale that is not
+// finite or that half precision does not have.
 absl::StatusOr<Int4Matrix> UnpackInt4(const Quantisation& quantisation, const std::string& name,
                                       int64_t in_features, int64_t out_features,
                                       const Int4Tensors& tensors);

@@ -165,6 +165,11 @@ std::string Model::Digest() const {
     digest.Update(
         absl::StrFormat("query scalar %a caps %a %a\n", c.query_scalar, c.score_cap, c.logit_cap));
   }
+  if (c.quantisation.present()) {
+    digest.Update(absl::StrFormat("4 bits %d group %d zeros less %d\n",
+                                  static_cast<int>(c.quantisation.method), c.quantisation.group,
+                                  c.quantisation.zero_less));
+  }
   digest.Update(weights_->digest().data(), weights_->digest().size());
   const Sha256Digest result = digest.Finish();
   return HexOf(result.data(), result.size());

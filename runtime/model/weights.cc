@@ -91,9 +91,16 @@ class Planner {
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;
     Add(std::move(section));
-    if (!decl.biased()) return absl::OkStatus();
     std::vector<TensorDecl> biases;
-    for (const LinearPart& part : decl.parts) biases.push_back(part.bias);
+    for (const LinearPart& part : decl.parts) {
+      if (part.bias.present() != decl.biased()) {
+        return absl::FailedPreconditionError(
+            absl::StrFormat("%s and %s are one layer here, and one of them alone has a bias",
+                            decl.parts[0].weight.name, part.weight.name));
+      }
+      if (part.bias.present()) biases.push_back(part.bias);
+    }
+    if (biases.empty()) return absl::OkStatus();
     AddVector(std::move(biases));
     return absl::OkStatus();
   }

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -212,6 +214,9 @@ TEST(Int4MatrixTest, WhatWouldBeOtherNumbersIsRefused) {
   scales[17] = 0.1f;
   tensors["m.scales"] = Stored("F32", {2, 16}, scales);
   EXPECT_THAT(Refused(m, tensors), HasSubstr("that of output 1 in group 1 is 0.1"));
+  scales[17] = std::numeric_limits<float>::infinity();
+  tensors["m.scales"] = Stored("F32", {2, 16}, scales);
+  EXPECT_THAT(Refused(m, tensors), HasSubstr("that of output 1 in group 1 is inf"));
   for (const auto& [inputs, outputs] : {std::pair{60, 16}, std::pair{64, 12}}) {
     const QuantisedMatrix odd = RandomMatrix(inputs, outputs, 32, &random);
     EXPECT_THAT(Refused(odd, good), HasSubstr("which 8 must divide"));
@@ -348,6 +353,33 @@ std::string LoadRefusal(const ModelOptions& options) {
   const auto backend = CreateBackend({.device = "cpu"});
   const auto model = Model::Load(options, backend->get());
   return model.ok() ? "loaded" : std::string(model.status().message());
+}
+
+TEST(Int4CheckpointTest, ABiasOfSomePartsOfALayerIsRefused) {
+  for (const char* part : {"q_proj", "k_proj"}) {
+    TempFolder folder;
+    StoredTensors tensors = CheckpointOf(kKinds[0], 64);
+    const std::string name = absl::StrCat("model.layers.0.self_attn.", part);
+    const int64_t outputs = tensors.at(name + ".qweight").shape[1];
+    tensors[name + ".bias"] = Stored("F32", {outputs}, std::vector<float>(outputs, 1));
+    WriteCheckpoint(folder, kKinds[0], 64, tensors);
+    EXPECT_THAT(LoadRefusal({.folder = folder.path()}), HasSubstr("one of them alone has a bias"))
+        << part;
+  }
+}
+
+// The same tensors, read with other zeros, are another model.
+TEST(Int4CheckpointTest, WhatAddsToZerosIsInTheDigest) {
+  std::set<std::string> digests;
+  for (const Kind* kind : {&kKinds[0], &kKinds[1]}) {
+    TempFolder folder;
+    WriteCheckpoint(folder, *kind, 64, CheckpointOf(kKinds[0], 64));
+    const auto backend = CreateBackend({.device = "cpu"});
+    const auto model = Model::Load({.folder = folder.path()}, backend->get());
+    ASSERT_TRUE(model.ok()) << model.status();
+    digests.insert((*model)->Digest());
+  }
+  EXPECT_EQ(digests.size(), 2u);
 }
 
 TEST(Int4CheckpointTest, OtherFormatsAreRefusedByName) {
