@@ -126,8 +126,16 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
   if (max == kMinusInfinity) return;
   const float rescale = Exp(partial->max - max);
   float lanes[kLanes] = {};
+  struct Seen {
+    int token;  // of the tile
+    int64_t offset;
+    Tile values;
+  };
+  std::vector<Seen> seen;
   for (int i = 0; i < kAttentionTileTokens; ++i) {
     const int64_t position = tile_begin + i;
+    const int64_t offset = position % shape.block_tokens;
+    if (row.sees(position)) seen.push_back({i, offset, Values(row, position)});
     const float weight = Exp(weights[i] - max);
     weights[i] = Round(row.compute_dtype, weight);
     float summed = weights[i];  // What multiplies V, unless that has a scale of its own.
@@ -135,9 +143,7 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
       summed = weight;
       const bool is_used = row.sees(position) && weight != 0.0f;
       weights[i] =
-          is_used ? Round(row.compute_dtype,
-                          weight * Values(row, position).TokenScale(position % shape.block_tokens))
-                  : 0.0f;
+          is_used ? Round(row.compute_dtype, weight * seen.back().values.TokenScale(offset)) : 0.0f;
     }
     lanes[i % kLanes] = lanes[i % kLanes] + summed;
   }
@@ -145,11 +151,8 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
   partial->sum = partial->sum * rescale + SumLanes(lanes);
   for (int d = 0; d < shape.head_dim; ++d) {
     float accumulator = partial->accumulator[d] * rescale;
-    for (int i = 0; i < kAttentionTileTokens; ++i) {
-      const int64_t position = tile_begin + i;
-      if (!row.sees(position)) continue;
-      accumulator =
-          accumulator + weights[i] * Values(row, position).Read(position % shape.block_tokens, d);
+    for (const Seen& s : seen) {
+      accumulator = accumulator + weights[s.token] * s.values.Read(s.offset, d);
     }
     partial->accumulator[d] = accumulator;
   }
