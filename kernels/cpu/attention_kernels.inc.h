@@ -50,22 +50,6 @@ struct Attention {
 
   // ---- writing ----
 
-  static float Widen(Element x) {
-    if constexpr (sizeof(Element) == 4) {
-      return x;
-    } else {
-      return ToFloat(Bfloat16{x});
-    }
-  }
-
-  static Element Narrow(float x) {
-    if constexpr (sizeof(Element) == 4) {
-      return x;
-    } else {
-      return ToBfloat16(x).bits;
-    }
-  }
-
   // RmsNormRows's row, of one head.
   static void NormHead(const float* x, const float* weight, float epsilon, int head_dim, float* y) {
     const auto lanes_at = [head_dim](int d) {
@@ -114,7 +98,7 @@ struct Attention {
         const float* head = args.query + t * args.input_stride + int64_t{h} * head_dim;
         Rotate(norm(head, args.query_norm), cos, sin, head_dim, rotated);
         Element* out = static_cast<Element*>(args.query_out) + (t * args.num_heads + h) * head_dim;
-        for (int d = 0; d < head_dim; ++d) out[d] = Narrow(rotated[d]);
+        for (int d = 0; d < head_dim; ++d) out[d] = Narrow<Element>(rotated[d]);
       }
       const int64_t block = args.slots[t] / kv.shape.block_tokens;
       const int64_t offset = args.slots[t] % kv.shape.block_tokens;
@@ -325,25 +309,6 @@ struct Attention {
     }
   }
 
-  // [unit][row]; inputs past D are zeros.
-  template <int kRows>
-  static void PackQueries(const void* const* queries, int head_dim, std::byte* packed) {
-    const int units = (head_dim + kP - 1) / kP;
-    for (int r = 0; r < kRows; ++r) {
-      const auto* const query = static_cast<const Element*>(queries[r]);
-      for (int d = 0; d < units * kP; ++d) {
-        std::byte* const to = packed + (d / kP * kRows + r) * kRowUnitBytes;
-        const Element x = d < head_dim ? query[d] : Element{0};
-        if constexpr (kHasNarrowRows) {
-          std::memcpy(to + d % kP * 2, &x, 2);
-        } else {
-          const float wide = Widen(x);
-          std::memcpy(to + Key::InputOf(d % kP) * 4, &wide, 4);
-        }
-      }
-    }
-  }
-
   // Adds a tile of one KV head; meanwhile `next` is fetched.
   template <int kRows>
   static void AddTile(const AttentionTask& task, int64_t tile, const Tiles& tiles,
@@ -385,7 +350,10 @@ struct Attention {
     alignas(64) std::byte queries[kMaxAttentionHeadDim / kP * kRowUnitBytes * kMostTaskRows<kRows>];
     const int query_bytes = (head_dim + kP - 1) / kP * kRows * kRowUnitBytes;
     for (int h = 0; h < num_heads; ++h) {
-      PackQueries<kRows>(task.queries + h * kRows, head_dim, queries + h * query_bytes);
+      PackUnits<Key, Element>(
+          kRows, head_dim,
+          [&](int r) { return static_cast<const Element*>(task.queries[h * kRows + r]); },
+          queries + h * query_bytes);
     }
     for (int r = 0; r < num_heads * kRows; ++r) partials[r] = {-__builtin_inff(), 0.0f};
     std::memset(accumulators, 0, sizeof(float) * num_heads * kRows * padded);

@@ -2,7 +2,6 @@
 // (kernels/api/linear.h). Included once per instruction set.
 
 #include <bit>
-#include <type_traits>
 
 #include "kernels/cpu/int8_rows.h"
 #include "kernels/cpu/kernel_table.h"
@@ -12,6 +11,9 @@
 namespace tandem {
 namespace {
 
+// Units that an innermost cache of 32 KiB holds well: 16 KiB of a panel of two vectors.
+constexpr int64_t kCachedUnits = 16 * 1024 / (2 * 64);
+
 // kPanelVectors vectors of outputs a panel; at most kMaxRows rows a tile; kSums sums fit the
 // registers. Passes that read the same weights take them in chunks of kChunkUnits units, which the
 // innermost cache holds; 0: panel by panel.
@@ -19,7 +21,7 @@ template <typename Policy, int kPanelVectors, int kMaxRows, int kSums, int64_t k
 struct Gemm {
   static constexpr int kPanelOutputs = kPanelVectors * kLanes;
   static constexpr int kPanelUnitBytes = kPanelVectors * Policy::kWeightVectorBytes;
-  static constexpr bool kHasGroups = std::is_same_v<Policy, Int4Policy>;
+  static constexpr bool kHasGroups = Policy::kHasGroups;
   // Behind a panel's units: the scale of each output. Before those of a group: scales in two bytes
   // each, then zeros in one. Before a tile's units: the runs of each row, and sums of groups.
   static constexpr int kPanelScaleBytes = Policy::kIsInteger && !kHasGroups ? kPanelOutputs * 4 : 0;
@@ -33,6 +35,7 @@ struct Gemm {
   static constexpr int kCache = kHasGroups && kChunkUnits == 0 ? 2 : 1;
   static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
   static_assert(kMaxRows <= kSums);
+  static_assert(!kHasGroups || kChunkUnits * Policy::kPerUnit % kLinearSegmentMultiple == 0);
 
   // Vectors of outputs that so many rows take at once: some panels, or a part of one. Independent
   // sums hide the latency of one, and streams of weights that of memory.
@@ -137,6 +140,15 @@ struct Gemm {
       if (is_alone<kVectors>()) return vector<kVectors>(v) + kAhead<kVectors>;
       return chunk + bytes + (pass * kVectors + v) * bytes / (num_passes * kVectors);
     }
+    template <int kVectors>
+    [[gnu::always_inline]] void Find(const std::byte* (&w)[kVectors],
+                                     const std::byte* (&fetched)[kVectors]) const {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        w[v] = vector<kVectors>(v);
+        fetched[v] = prefetch<kVectors>(v);
+      }
+    }
   };
 
   // A part of a sum over units, or all of it.
@@ -174,12 +186,9 @@ struct Gemm {
     const std::byte* panels[kVectors];
     const std::byte* w[kVectors];
     const std::byte* prefetch[kVectors];
+    weights.Find(w, prefetch);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      panels[v] = weights.template panel<kVectors>(v);
-      w[v] = weights.template vector<kVectors>(v);
-      prefetch[v] = weights.template prefetch<kVectors>(v);
-    }
+    for (int v = 0; v < kVectors; ++v) panels[v] = weights.template panel<kVectors>(v);
     for (int64_t left = weights.units; left > 0; left -= group_units) {
       const int64_t units = left < group_units ? left : group_units;
       F32x16 acc[kRows][kVectors];
@@ -255,11 +264,7 @@ struct Gemm {
     }
     const std::byte* w[kVectors];
     const std::byte* prefetch[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      w[v] = weights.template vector<kVectors>(v);
-      prefetch[v] = weights.template prefetch<kVectors>(v);
-    }
+    weights.Find(w, prefetch);
     AccumulateUnits<Policy, kRows, kVectors>(
         rows.units, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes,
         prefetch, weights.template prefetch_stride<kVectors>(), weights.units, acc);

@@ -3,20 +3,16 @@
 
 namespace tandem {
 
-// As many as 16 KiB of a panel hold.
-constexpr int64_t kNeonChunkUnits = 16 * 1024 / (2 * 64);
-
-constinit const GemmKernels kNeonGemmF32 =
-    Gemm<F32Policy, 2, 6, 6, kNeonChunkUnits>::Table<float>();
+constinit const GemmKernels kNeonGemmF32 = Gemm<F32Policy, 2, 6, 6, kCachedUnits>::Table<float>();
 constinit const GemmKernels kNeonGemmBf16 =
-    Gemm<MulAddBf16Policy, 2, 6, 6, kNeonChunkUnits>::Table<uint16_t>();
+    Gemm<MulAddBf16Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>();
 constinit const GemmKernels kNeonGemmInt8F32 =
-    Gemm<PairInt8Policy, 2, 6, 6, kNeonChunkUnits>::Table<float>();
+    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<float>();
 constinit const GemmKernels kNeonGemmInt8Bf16 =
-    Gemm<PairInt8Policy, 2, 6, 6, kNeonChunkUnits>::Table<uint16_t>();
+    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>();
 constinit const GemmKernels kNeonGemmInt4F32 =
-    Gemm<Int4Policy, 2, 4, 4, kNeonChunkUnits>::Table<float>();
+    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<float>();
 constinit const GemmKernels kNeonGemmInt4Bf16 =
-    Gemm<Int4Policy, 2, 4, 4, kNeonChunkUnits>::Table<uint16_t>();
+    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<uint16_t>();
 
 }  // namespace tandem

@@ -29,7 +29,6 @@ namespace {
 // 8 bits, widened and then multiplied as floats: exact numbers up to 127.
 template <bool kOddFirst>
 struct WidenedInt8Policy : FloatRowsPolicy<4, kOddFirst> {
-  static constexpr int kWeightVectorBytes = 4 * kLanes;
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     const int input = WidenedInt8Policy::InputOf(kPhase);
@@ -40,23 +39,15 @@ struct WidenedInt8Policy : FloatRowsPolicy<4, kOddFirst> {
 #if defined(__AVX512BF16__)
 
 // The same by vdpbf16ps: so small numbers are bf16 numbers.
-struct DotWidenedInt8Policy {
+struct DotWidenedInt8Policy : RowWordsPolicy<2> {
   static constexpr bool kIsInteger = false;
   static constexpr int kPerUnit = 4;
-  static constexpr int kPhases = 2;
-  static constexpr int kWeightVectorBytes = 4 * kLanes;
-  static constexpr int kRowUnitBytes = 8;
-  static constexpr int InputOf(int phase) { return phase; }
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     const auto* const pair = reinterpret_cast<const int8_t*>(from) + 2 * kPhase * kLanes;
     const U32x16 even = BitsOf(ToFloats(LoadInt8(pair)));
     const U32x16 odd = BitsOf(ToFloats(LoadInt8(pair + kLanes)));
     return FloatsOf(odd | even >> 16);
-  }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return DotBf16Policy::Row<0>(from + 4 * kPhase);
   }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return DotBf16Policy::Accumulate(acc, w, a);
@@ -115,7 +106,7 @@ struct PlainTile {
   static void WriteKey(const float* key, int head_dim, int token, std::byte* sub_tile) {
     auto* const to = reinterpret_cast<Number*>(sub_tile);
     for (int d = 0; d < head_dim; ++d) {
-      to[(d / kP * kKvSubTileTokens + token) * kP + d % kP] = Narrow(key[d]);
+      to[(d / kP * kKvSubTileTokens + token) * kP + d % kP] = Narrow<Number>(key[d]);
     }
   }
 
@@ -123,7 +114,8 @@ struct PlainTile {
     auto* const to = reinterpret_cast<Number*>(sub_tile);
     const int padded = AttentionAccumulatorStride(head_dim);
     for (int d = 0; d < padded; ++d) {
-      to[(token / kP * padded + d) * kP + token % kP] = Narrow(d < head_dim ? value[d] : 0.0f);
+      to[(token / kP * padded + d) * kP + token % kP] =
+          Narrow<Number>(d < head_dim ? value[d] : 0.0f);
     }
   }
 
@@ -135,13 +127,6 @@ struct PlainTile {
 
  private:
   using Number = std::conditional_t<kP == 1, float, uint16_t>;
-  static Number Narrow(float x) {
-    if constexpr (kP == 1) {
-      return x;
-    } else {
-      return ToBfloat16(x).bits;
-    }
-  }
 };
 
 // 8 bits with a scale a token, of which a score and a weight of V are multiplied once.

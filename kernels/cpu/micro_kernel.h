@@ -10,6 +10,7 @@
 //
 //   struct Policy {
 //     static constexpr bool kIsInteger;
+//     static constexpr bool kHasGroups;           // of inputs, each with its scales
 //     static constexpr int kPerUnit;              // inputs (k) of a unit
 //     static constexpr int kPhases;               // steps of a unit, in order
 //     static constexpr int kWeightVectorBytes;    // 16 outputs of one unit, scales included
@@ -44,12 +45,12 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
                                   int64_t prefetch_stride, int64_t units,
                                   F32x16 (&acc)[kRows][kVectors]) {
   // Where a byte has two numbers, both are taken while it is in a register.
-  constexpr bool kTogether = Policy::kIsInteger && Policy::kPerUnit == 8;
+  constexpr bool kTogether = Policy::kHasGroups && kRows < kVectors;
   const std::byte* weights[kVectors];
   for (int v = 0; v < kVectors; ++v) weights[v] = w[v];
   const auto phase = [&]<int kPhase>() __attribute__((always_inline)) {
     // The fewer operands stay in registers; the others pass by.
-    if constexpr (kRows < kVectors && kTogether) {
+    if constexpr (kTogether) {
       F32x16 row[2][kRows];
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
@@ -98,7 +99,7 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
                            /*locality=*/4 - kCache);
       }
     }
-    constexpr int kCalls = kRows < kVectors && kTogether ? 1 : Policy::kPhases;
+    constexpr int kCalls = kTogether ? 1 : Policy::kPhases;
     [&]<int... kPhase>(std::integer_sequence<int, kPhase...>) __attribute__((always_inline)) {
       (phase.template operator()<kPhase>(), ...);
     }
@@ -109,24 +110,30 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
   }
 }
 
-// Rows of floats and one step an input: ascending, or in each pair the odd one first.
-template <int kInputs, bool kOddFirst>
-struct FloatRowsPolicy {
-  static constexpr bool kIsInteger = false;
-  static constexpr int kPerUnit = kInputs;
-  static constexpr int kPhases = kInputs;
-  static constexpr int kRowUnitBytes = 4 * kInputs;  // In the order of the steps.
-  static constexpr int InputOf(int phase) { return kOddFirst ? phase ^ 1 : phase; }
+// Rows of words of four bytes, of which each step takes one.
+template <int kSteps>
+struct RowWordsPolicy {
+  static constexpr bool kHasGroups = false;
+  static constexpr int kPhases = kSteps;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 4 * kSteps;  // In the order of the steps.
   template <int kPhase>
   TANDEM_LANES F32x16 Row(const std::byte* from) {
     return Splat(reinterpret_cast<const float*>(from)[kPhase]);
   }
+};
+
+// Floats, and one step an input: ascending, or in each pair the odd one first.
+template <int kInputs, bool kOddFirst>
+struct FloatRowsPolicy : RowWordsPolicy<kInputs> {
+  static constexpr bool kIsInteger = false;
+  static constexpr int kPerUnit = kInputs;
+  static constexpr int InputOf(int phase) { return kOddFirst ? phase ^ 1 : phase; }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
 };
 
 // f32, one input a unit.
 struct F32Policy : FloatRowsPolicy<1, false> {
-  static constexpr int kWeightVectorBytes = 64;
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     return LoadF32(reinterpret_cast<const float*>(from));
@@ -136,7 +143,6 @@ struct F32Policy : FloatRowsPolicy<1, false> {
 // Numbers kept in bf16, two inputs a unit, widened and then multiplied as floats.
 template <bool kOddFirst>
 struct WidenedBf16Policy : FloatRowsPolicy<2, kOddFirst> {
-  static constexpr int kWeightVectorBytes = 64;
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     const U32x16 pair = LoadU32(from);
@@ -150,32 +156,17 @@ struct WidenedBf16Policy : FloatRowsPolicy<2, kOddFirst> {
 // vdpbf16ps runs at a quarter of the rate of FMA, this is twice as fast.
 using MulAddBf16Policy = WidenedBf16Policy</*kOddFirst=*/true>;
 
-#if defined(__AVX512F__)
-
-// What instructions have in common that multiply a unit of four bytes at once.
-struct DotPolicy {
-  static constexpr int kPhases = 1;
-  static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 4;
-  template <int kPhase>
-  TANDEM_LANES F32x16 Weight(const std::byte* from) {
-    return LoadF32(reinterpret_cast<const float*>(from));
-  }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return (F32x16)_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(from));
-  }
-};
-
-#endif  // __AVX512F__
-
 #if defined(__AVX512BF16__)
 
 // bf16 by vdpbf16ps, two inputs a unit. The instruction adds the product of the odd input first,
 // then that of the even one, each rounded to float.
-struct DotBf16Policy : DotPolicy {
+struct DotBf16Policy : RowWordsPolicy<1> {
   static constexpr bool kIsInteger = false;
   static constexpr int kPerUnit = 2;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    return FloatsOf(LoadU32(from));
+  }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return (F32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)w, (__m512bh)(__m512)a);
   }
@@ -183,20 +174,29 @@ struct DotBf16Policy : DotPolicy {
 
 #endif  // __AVX512BF16__
 
-// 8 bits, four inputs a unit: weights 128 above their numbers and so without a sign, rows with one.
-// What the 128 adds to a sum, where they enter products so (kWeightExcess), is known with the row
-// (RowRun). Sums are exact modulo 2^32, in any order.
+// Whole numbers: sums are exact modulo 2^32, in any order. Weights enter products `kExcess` above
+// their numbers; what that adds to a sum is known with the row (RowRun).
+template <int kInputs, int kSteps, int32_t kExcess>
+struct IntegerPolicy : RowWordsPolicy<kSteps> {
+  static constexpr bool kIsInteger = true;
+  static constexpr int kPerUnit = kInputs;
+  static constexpr int32_t kWeightExcess = kExcess;
+  TANDEM_LANES void StoreRow(const int8_t* unit, std::byte* to) { std::memcpy(to, unit, kInputs); }
+};
+
+// 8 bits, four inputs a unit: weights are kept 128 above their numbers and so without a sign, rows
+// have one.
 
 #if defined(__AVX512VNNI__)
 
-struct DotInt8Policy : DotPolicy {
-  static constexpr bool kIsInteger = true;
-  static constexpr int kPerUnit = 4;
-  static constexpr int32_t kWeightExcess = 128;
+struct DotInt8Policy : IntegerPolicy<4, 1, 128> {
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    return FloatsOf(LoadU32(from));
+  }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return (F32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
   }
-  TANDEM_LANES void StoreRow(const int8_t* four, std::byte* to) { std::memcpy(to, four, 4); }
 };
 
 #endif  // __AVX512VNNI__
@@ -204,45 +204,24 @@ struct DotInt8Policy : DotPolicy {
 #if defined(__ARM_FEATURE_DOTPROD)
 
 // SDOT wants a sign on both sides, so the weights lose their 128.
-struct SignedDotInt8Policy {
-  static constexpr bool kIsInteger = true;
-  static constexpr int kPerUnit = 4;
-  static constexpr int32_t kWeightExcess = 0;
-  static constexpr int kPhases = 1;
-  static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 4;
+struct SignedDotInt8Policy : IntegerPolicy<4, 1, 0> {
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     return FloatsOf(LoadU32(from) ^ 0x80808080u);
   }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return Splat(*reinterpret_cast<const float*>(from));
-  }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return FloatsOf(UnsignedOf(AddQuadProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
   }
-  TANDEM_LANES void StoreRow(const int8_t* four, std::byte* to) { std::memcpy(to, four, 4); }
 };
 
 #endif  // __ARM_FEATURE_DOTPROD
 
 // By products of 16 bits, two and two: the even inputs of a unit first.
-struct PairInt8Policy {
-  static constexpr bool kIsInteger = true;
-  static constexpr int kPerUnit = 4;
-  static constexpr int32_t kWeightExcess = 128;
-  static constexpr int kPhases = 2;
-  static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 8;  // even, even, odd, odd
+struct PairInt8Policy : IntegerPolicy<4, 2, 128> {
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     const U32x16 four = LoadU32(from);
     return FloatsOf(kPhase == 0 ? EvenBytes(four) : OddBytes(four));
-  }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
   }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return FloatsOf(UnsignedOf(AddPairProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
@@ -255,48 +234,55 @@ struct PairInt8Policy {
 
 // 4 bits, eight inputs a unit: a byte has one of the first four inputs low and one of the last four
 // high. Rows are as with 8 bits; a sum begins with what the zeros of the weights take from it.
-struct Int4Policy {
-  static constexpr bool kIsInteger = true;
-  static constexpr int kPerUnit = 8;
-  static constexpr int32_t kWeightExcess = 0;
-  static constexpr int kPhases = 2;
-  static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 8;
+struct Int4Policy : IntegerPolicy<8, 2, 0> {
+  static constexpr bool kHasGroups = true;
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     const U32x16 both = LoadU32(from);
     return FloatsOf((kPhase == 0 ? both : both >> 4) & 0x0F0F0F0Fu);
   }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
-  }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return FloatsOf(UnsignedOf(AddByteProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
   }
-  TANDEM_LANES void StoreRow(const int8_t* eight, std::byte* to) { std::memcpy(to, eight, 8); }
 };
 
-// Packs [rows] × [count] inputs as [unit][row]; an odd last input is paired with zero.
-// `Row(r)` gives the row's elements.
+// An element of an array of f32 or bf16, and the way back.
+template <typename Element>
+TANDEM_LANES float Widen(Element x) {
+  if constexpr (sizeof(Element) == 4) {
+    return x;
+  } else {
+    return ToFloat(Bfloat16{x});
+  }
+}
+template <typename Element>
+TANDEM_LANES Element Narrow(float x) {
+  if constexpr (sizeof(Element) == 4) {
+    return x;
+  } else {
+    return ToBfloat16(x).bits;
+  }
+}
+
+// Packs [rows] × [count] inputs as [unit][row], as bf16 or widened to floats, in the order in which
+// the policy takes them; what a unit has past the last input is zero. `Row(r)` gives the row's
+// elements.
 template <typename Policy, typename Element, typename Row>
 TANDEM_LANES void PackUnits(int rows, int64_t count, Row row, std::byte* packed) {
+  constexpr int kP = Policy::kPerUnit;
+  const int64_t stride = int64_t{rows} * Policy::kRowUnitBytes;
   for (int r = 0; r < rows; ++r) {
-    const Element* from = row(r);
+    const Element* const from = row(r);
     std::byte* to = packed + r * Policy::kRowUnitBytes;
-    const int64_t stride = int64_t{rows} * Policy::kRowUnitBytes;
-    if constexpr (sizeof(Element) == 4) {
-      for (int64_t k = 0; k < count; ++k, to += stride) std::memcpy(to, from + k, 4);
-    } else {
-      for (int64_t k = 0; k < count; k += 2, to += stride) {
-        const uint32_t even = from[k];
-        const uint32_t odd = k + 1 < count ? from[k + 1] : 0;
-        if constexpr (Policy::kPhases == 1) {
-          const uint32_t pair = odd << 16 | even;
-          std::memcpy(to, &pair, 4);
+    for (int64_t first = 0; first < count; first += kP, to += stride) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kP; ++i) {
+        const Element x = first + i < count ? from[first + i] : Element{0};
+        if constexpr (Policy::kRowUnitBytes == 2 * kP) {
+          std::memcpy(to + 2 * i, &x, 2);
         } else {
-          const uint32_t wide[2] = {odd << 16, even << 16};
-          std::memcpy(to, wide, 8);
+          const float wide = Widen(x);
+          std::memcpy(to + 4 * Policy::InputOf(i), &wide, 4);
         }
       }
     }

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/api/dtype.h"
+#include "kernels/api/half.h"
 #include "runtime/base/random.h"
 #include "runtime/base/sha256.h"
-#include "runtime/model/number_convert.h"
 
 namespace tandem {
 namespace {
@@ -74,7 +74,8 @@ class DummyWeights final : public WeightSource {
       case TensorType::kF32:
         return FillAs<float>(out, seed, count, limit, [](float value) { return value; });
       case TensorType::kF16:
-        return FillAs<uint16_t>(out, seed, count, limit, F16FromFloat);
+        return FillAs<uint16_t>(out, seed, count, limit,
+                                [](float value) { return ToHalf(value).bits; });
       case TensorType::kBF16:
         return FillAs<uint16_t>(out, seed, count, limit,
                                 [](float value) { return ToBfloat16(value).bits; });
@@ -101,7 +102,7 @@ class DummyWeights final : public WeightSource {
   void FillWithOnes(uint8_t* out, size_t count) const {
     const float one = 1.0f - config_.norm_offset;
     const uint16_t bits =
-        config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(one) : ToBfloat16(one).bits;
+        config_.checkpoint_type == TensorType::kF16 ? ToHalf(one).bits : ToBfloat16(one).bits;
     const size_t size = static_cast<size_t>(SizeBytes(config_.checkpoint_type));
     for (size_t i = 0; i < count; ++i) {
       std::memcpy(out + i * size, size == 4 ? static_cast<const void*>(&one) : &bits, size);

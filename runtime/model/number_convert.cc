@@ -17,14 +17,10 @@ float Load(TensorType type, const uint8_t* at) {
   }
   uint16_t bits;
   std::memcpy(&bits, at, sizeof(bits));
-  return type == TensorType::kBF16 ? ToFloat(Bfloat16{bits}) : FloatFromF16(bits);
+  return type == TensorType::kBF16 ? ToFloat(Bfloat16{bits}) : ToFloat(Half{bits});
 }
 
 }  // namespace
-
-float FloatFromF16(uint16_t bits) { return ToFloat(Half{bits}); }
-
-uint16_t F16FromFloat(float value) { return ToHalf(value).bits; }
 
 void ConvertToF32(TensorType type, std::span<const uint8_t> bytes, std::span<float> out) {
   const size_t size = static_cast<size_t>(SizeBytes(type));

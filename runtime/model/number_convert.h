@@ -10,9 +10,6 @@
 
 namespace tandem {
 
-float FloatFromF16(uint16_t bits);
-uint16_t F16FromFloat(float value);
-
 // `bytes` (unaligned, of `type`) as floats into `out`, which has as many elements.
 void ConvertToF32(TensorType type, std::span<const uint8_t> bytes, std::span<float> out);
 void ConvertToBf16(TensorType type, std::span<const uint8_t> bytes, std::span<uint16_t> out);

@@ -44,7 +44,7 @@ class AttentionTest : public DeviceTest {
   }
 
   // Over 56 cases every head size comes four times, every group size seven times.
-  PagedShape ShapeOf(int i) {
+  PagedShape AnyShape(int i) {
     constexpr int kHeadDims[] = {2, 6, 8, 16, 18, 32, 48, 64, 80, 96, 100, 112, 128, 256};
     constexpr int kGroups[] = {1, 2, 3, 4, 7, 8, 16, 32};
     const int group = kGroups[i % std::size(kGroups)];
@@ -59,6 +59,14 @@ class AttentionTest : public DeviceTest {
                       .window = random_->Chance(0.4) ? Between(1, 150) : 0,
                       .head_norms = random_->Chance(0.4),
                       .score_cap = random_->Chance(0.4) ? 1.5f : 0.0f};
+  }
+
+  static PagedShape ShapeOf(const Types& types, int num_heads, int num_kv_heads, int head_dim) {
+    return {.num_heads = num_heads,
+            .num_kv_heads = num_kv_heads,
+            .head_dim = head_dim,
+            .dtype = types.compute,
+            .kv_type = types.kv};
   }
 
   PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens) {
@@ -79,7 +87,7 @@ class AttentionTest : public DeviceTest {
 
 TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
   for (int i = 0; i < (kSampleOnly ? 28 : 56); ++i) {
-    const PagedShape shape = ShapeOf(i);
+    const PagedShape shape = AnyShape(i);
     // The reference takes its time: fewer tokens for larger rows, but always more than a tile.
     const int64_t max_tokens =
         std::clamp<int64_t>(100'000 / (shape.num_heads * shape.head_dim), 70, 140);
@@ -109,11 +117,7 @@ TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
 
 TEST_P(AttentionTest, MatchesReferenceOverSegmentBorders) {
   for (const Types& types : AllTypes()) {
-    const PagedShape shape{.num_heads = 2,
-                           .num_kv_heads = 1,
-                           .head_dim = 16,
-                           .dtype = types.compute,
-                           .kv_type = types.kv};
+    const PagedShape shape = ShapeOf(types, 2, 1, 16);
     const PagedSequence sequence = Sequence(shape, 2051);
     PagedCase expected(reference_.get(), shape, 16, 130, 1);
     PagedCase actual(device_.get(), shape, 16, 130, 2);
@@ -123,11 +127,7 @@ TEST_P(AttentionTest, MatchesReferenceOverSegmentBorders) {
 
 TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
   for (const Types& types : AllTypes()) {
-    const PagedShape shape{.num_heads = 3,
-                           .num_kv_heads = 1,
-                           .head_dim = 64,
-                           .dtype = types.compute,
-                           .kv_type = types.kv};
+    const PagedShape shape = ShapeOf(types, 3, 1, 64);
     const PagedSequence sequence = Sequence(shape, 1101);
     std::vector<std::byte> whole;
     for (const int threads : kThreads) {
@@ -150,12 +150,8 @@ TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
   for (const Types& types : AllTypes()) {
     for (const int64_t window :
          kSampleOnly ? Windows{17, 64} : Windows{1, 2, 15, 16, 17, 63, 64, 65, 127, 128}) {
-      const PagedShape shape{.num_heads = 3,
-                             .num_kv_heads = 1,
-                             .head_dim = 8,
-                             .dtype = types.compute,
-                             .kv_type = types.kv,
-                             .window = window};
+      PagedShape shape = ShapeOf(types, 3, 1, 8);
+      shape.window = window;
       const PagedSequence sequence = Sequence(shape, 200);
       PagedCase expected(reference_.get(), shape, 16, 20, 1);
       PagedCase actual(device_.get(), shape, 32, 20, 2);
@@ -164,12 +160,8 @@ TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
     }
     for (const int64_t window :
          kSampleOnly ? Windows{1025} : Windows{900, 1023, 1024, 1025, 1100, 2050}) {
-      const PagedShape shape{.num_heads = 2,
-                             .num_kv_heads = 1,
-                             .head_dim = 4,
-                             .dtype = types.compute,
-                             .kv_type = types.kv,
-                             .window = window};
+      PagedShape shape = ShapeOf(types, 2, 1, 4);
+      shape.window = window;
       const PagedSequence sequence = Sequence(shape, 2120);
       PagedCase expected(reference_.get(), shape, 16, 134, 1);
       PagedCase actual(device_.get(), shape, 16, 134, 2);
@@ -186,11 +178,7 @@ TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
 
 TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
   for (const Types& types : AllTypes()) {
-    PagedShape shape{.num_heads = 2,
-                     .num_kv_heads = 1,
-                     .head_dim = 16,
-                     .dtype = types.compute,
-                     .kv_type = types.kv};
+    PagedShape shape = ShapeOf(types, 2, 1, 16);
     const PagedSequence sequence = Sequence(shape, 1100);
     PagedCase plain(device_.get(), shape, 16, 70, 1);
     const auto all = plain.Prefill(&sequence, 1100);
@@ -210,14 +198,10 @@ TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
 TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
   for (const Types& types : AllTypes()) {
     for (const int64_t window : kSampleOnly ? Windows{5, 200} : Windows{5, 30, 200, 1030}) {
-      const PagedShape shape{.num_heads = 4,
-                             .num_kv_heads = 2,
-                             .head_dim = 16,
-                             .dtype = types.compute,
-                             .kv_type = types.kv,
-                             .window = window,
-                             .head_norms = true,
-                             .score_cap = 2.0f};
+      PagedShape shape = ShapeOf(types, 4, 2, 16);
+      shape.window = window;
+      shape.head_norms = true;
+      shape.score_cap = 2.0f;
       const PagedSequence sequence = Sequence(shape, 2200);
       PagedCase at_once(device_.get(), shape, 16, 140, 1);
       const auto whole = at_once.Prefill(&sequence, 2200);
@@ -310,11 +294,7 @@ TEST_P(AttentionTest, NormsOfHeadsAreThoseOfRowsToTheBit) {
 TEST_P(AttentionTest, FourSegmentsMergeToTheSameBitsInAnyChunksAndPhases) {
   constexpr int64_t kTokens = 3100, kWhole = 3056;
   for (const Types& types : AllTypes()) {
-    const PagedShape shape{.num_heads = 2,
-                           .num_kv_heads = 1,
-                           .head_dim = 16,
-                           .dtype = types.compute,
-                           .kv_type = types.kv};
+    const PagedShape shape = ShapeOf(types, 2, 1, 16);
     const PagedSequence sequence = Sequence(shape, kTokens);
     PagedCase at_once(device_.get(), shape, 16, 200, 8);
     const auto whole = at_once.Prefill(&sequence, kTokens);
@@ -344,11 +324,7 @@ TEST_P(AttentionTest, FourSegmentsMergeToTheSameBitsInAnyChunksAndPhases) {
 TEST_P(AttentionTest, DecodeAndPrefillGiveTheSameBits) {
   for (const Types& types : AllTypes()) {
     for (const int head_dim : {64, 48}) {
-      const PagedShape shape{.num_heads = 4,
-                             .num_kv_heads = 1,
-                             .head_dim = head_dim,
-                             .dtype = types.compute,
-                             .kv_type = types.kv};
+      const PagedShape shape = ShapeOf(types, 4, 1, head_dim);
       const PagedSequence sequence = Sequence(shape, head_dim == 64 ? 1060 : 200);
       for (const int threads : {1, 2}) {
         const auto backend = MakeDevice(GetParam(), threads);
@@ -369,11 +345,7 @@ TEST_P(AttentionTest, DecodeAndPrefillGiveTheSameBits) {
 
 TEST_P(AttentionTest, OtherSequencesInTheBatchDoNotChangeABit) {
   for (const Types& types : AllTypes()) {
-    const PagedShape shape{.num_heads = 4,
-                           .num_kv_heads = 2,
-                           .head_dim = 32,
-                           .dtype = types.compute,
-                           .kv_type = types.kv};
+    const PagedShape shape = ShapeOf(types, 4, 2, 32);
     std::vector<PagedSequence> sequences;
     for (int s = 0; s < 32; ++s) sequences.push_back(Sequence(shape, Between(2, 200)));
     const auto backend = MakeDevice(GetParam(), 3);
@@ -412,12 +384,8 @@ TEST_P(AttentionTest, SequencesThatShareBlocksHaveTheBitsOfEachAlone) {
   if (kSampleOnly) cases.erase(cases.begin(), cases.end() - 2);
   for (const auto& [types, window] : cases) {
     const int group = types.compute == DType::kF32 ? 1 : 3;
-    const PagedShape shape{.num_heads = 3 * group,
-                           .num_kv_heads = 3,
-                           .head_dim = 16,
-                           .dtype = types.compute,
-                           .kv_type = types.kv,
-                           .window = window};
+    PagedShape shape = ShapeOf(types, 3 * group, 3, 16);
+    shape.window = window;
     const int64_t row = int64_t{3 * group + 6} * 16;
     std::vector<PagedSequence> sequences;
     std::vector<std::vector<std::byte>> expected;

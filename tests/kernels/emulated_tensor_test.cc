@@ -15,6 +15,7 @@
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/tensor_rows.h"
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
 #include "tests/kernels/paged_case.h"
 
 namespace tandem {
@@ -90,12 +91,6 @@ TEST(EmulatedTensorCoreTest, TheOrderOfTheProductsIsNone) {
   }
 }
 
-struct Layer {
-  PinnedBuffer packed;
-  DeviceBuffer placed;
-  std::unique_ptr<LinearOp> op;
-};
-
 class EmulatedTensorTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -117,42 +112,15 @@ class EmulatedTensorTest : public testing::Test {
     return numbers;
   }
 
-  void MakeLayer(TestDevice& device, const LinearSpec& spec, const std::vector<Bfloat16>& weights,
-                 Layer* layer) {
-    const auto format = device.backend().GetPackedFormat(spec);
-    ASSERT_TRUE(format.ok()) << format.status();
-    auto buffer = device.backend().AllocatePinned(format->size_bytes);
-    ASSERT_TRUE(buffer.ok()) << buffer.status();
-    layer->packed = *std::move(buffer);
-    const std::span<std::byte> packed{layer->packed.data(), format->size_bytes};
-    const WeightPart part{weights.data(), spec.out_features, DType::kBF16};
-    ASSERT_OK(device.backend().PackLinear(spec, {&part, 1}, packed));
-    auto placed = device.backend().PlaceWeights(packed);
-    ASSERT_TRUE(placed.ok()) << placed.status();
-    layer->placed = *std::move(placed);
-    auto op = device.backend().PrepareLinear(spec, layer->placed.data(), packed.size());
-    ASSERT_TRUE(op.ok()) << op.status();
-    layer->op = *std::move(op);
-  }
-
-  std::vector<float> Run(TestDevice& device, const Layer& layer, const Bfloat16* input,
-                         int64_t rows, const float* bias = nullptr) {
-    std::vector<float> output(rows * layer.op->spec().out_features);
-    EXPECT_TRUE(device
-                    .Linear({.op = layer.op.get(),
-                             .input = input,
-                             .bias = bias,
-                             .output = output.data(),
-                             .num_rows = rows})
-                    .ok());
-    return output;
-  }
-
   uint64_t seed_ = 1;
   std::unique_ptr<Random> random_;
   std::unique_ptr<TestDevice> device_;
   std::unique_ptr<TestDevice> reference_;
 };
+
+std::vector<WeightPart> PartsOf(const std::vector<Bfloat16>& weights, const LinearSpec& spec) {
+  return {{weights.data(), spec.out_features, DType::kBF16}};
+}
 
 LinearSpec SpecOf(int64_t in, int64_t out, bool segmented) {
   return {.in_features = in,
@@ -179,11 +147,11 @@ TEST_F(EmulatedTensorTest, LinearLayersMatchTheReference) {
     std::vector<float> bias(spec.out_features);
     for (float& b : bias) b = static_cast<float>(random_->Unit());
     Layer layer, expected_layer;
-    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, weights, &layer));
-    ASSERT_NO_FATAL_FAILURE(MakeLayer(*reference_, spec, weights, &expected_layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, PartsOf(weights, spec), &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*reference_, spec, PartsOf(weights, spec), &expected_layer));
     emulated::SetSeed(seed_ + i);
-    const auto actual = Run(*device_, layer, input.data(), rows, bias.data());
-    const auto expected = Run(*reference_, expected_layer, input.data(), rows, bias.data());
+    const auto actual = Multiply(*device_, layer, input.data(), rows, bias.data());
+    const auto expected = Multiply(*reference_, expected_layer, input.data(), rows, bias.data());
     ASSERT_EQ(emulated::TakeFault(), "");
     const std::string name =
         absl::StrFormat("K %d, N %d, %d rows, %s%s", spec.in_features, spec.out_features, rows,
@@ -206,11 +174,11 @@ TEST_F(EmulatedTensorTest, ARowHasTheSameBitsInAnyBatch) {
     const auto weights = Numbers(spec.in_features * spec.out_features, 0.2f);
     const auto input = Numbers(kRows * spec.in_features, 2.0f);
     Layer layer;
-    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, weights, &layer));
-    const auto together = Run(*device_, layer, input.data(), kRows);
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, PartsOf(weights, spec), &layer));
+    const auto together = Multiply(*device_, layer, input.data(), kRows);
     for (const int64_t batch : {1, 2, 8, 13, 31, 64, 65, 190}) {
       const int64_t first = Random(seed_ + batch).Between(0, kRows - batch);
-      const auto apart = Run(*device_, layer, input.data() + first * spec.in_features, batch);
+      const auto apart = Multiply(*device_, layer, input.data() + first * spec.in_features, batch);
       ASSERT_EQ(0, std::memcmp(apart.data(), together.data() + first * spec.out_features,
                                apart.size() * sizeof(float)))
           << batch << " rows from " << first;
@@ -327,7 +295,7 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
   for (int i = 0; i < 2; ++i) {
     const auto weights = Numbers(specs[i].in_features * specs[i].out_features, 0.2f);
     inputs[i] = Numbers(rows_of[i] * specs[i].in_features, 2.0f);
-    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], weights, &layers[i]));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], PartsOf(weights, specs[i]), &layers[i]));
   }
   const PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
   const PagedSequence sequence = Sequence(shape, 331, random_.get());

@@ -13,35 +13,10 @@
 #include "kernels/api/half.h"
 #include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
 
 namespace tandem {
 namespace {
-
-// A packed layer and what owns its bytes.
-struct Layer {
-  PinnedBuffer packed;
-  DeviceBuffer placed;
-  std::unique_ptr<LinearOp> op;
-};
-
-void MakeLayer(TestDevice& device, const LinearSpec& spec, const std::vector<WeightPart>& parts,
-               Layer* layer) {
-  const auto format = device.backend().GetPackedFormat(spec);
-  ASSERT_TRUE(format.ok()) << format.status();
-  const size_t bytes = format->size_bytes;
-  auto packed = device.backend().AllocatePinned(bytes);
-  ASSERT_TRUE(packed.ok()) << packed.status();
-  layer->packed = *std::move(packed);
-  // What was in the memory must not matter.
-  std::memset(layer->packed.data(), 0xFF, bytes);
-  ASSERT_OK(device.backend().PackLinear(spec, parts, {layer->packed.data(), bytes}));
-  auto placed = device.backend().PlaceWeights({layer->packed.data(), bytes});
-  ASSERT_TRUE(placed.ok()) << placed.status();
-  layer->placed = *std::move(placed);
-  auto op = device.backend().PrepareLinear(spec, layer->placed.data(), bytes);
-  ASSERT_TRUE(op.ok()) << op.status();
-  layer->op = *std::move(op);
-}
 
 std::string Describe(const LinearSpec& spec) {
   return absl::StrFormat("K %d, N %d, weights %s, compute %s, output %s%s", spec.in_features,
@@ -71,15 +46,8 @@ class LinearTest : public DeviceTest {
     Layer layer;
     MakeLayer(device, spec, parts, &layer);
     if (layer.op == nullptr) return {};
-    const int64_t rows = static_cast<int64_t>(input.size()) / spec.in_features;
-    std::vector<float> output(rows * spec.out_features);
-    EXPECT_TRUE(device
-                    .Linear({.op = layer.op.get(),
-                             .input = input.data(),
-                             .output = output.data(),
-                             .num_rows = rows})
-                    .ok());
-    return output;
+    return Multiply(device, layer, input.data(),
+                    static_cast<int64_t>(input.size()) / spec.in_features);
   }
 };
 

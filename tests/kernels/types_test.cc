@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/api/half.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -155,6 +156,36 @@ TEST(TypesTest, TypesThatNoKernelHasTogetherAreRefused) {
     EXPECT_NE(linear.ToString().find("in bf16 with weights of type f32"), std::string::npos)
         << linear;
   }
+}
+
+TEST(HalfTest, EveryValueSurvivesTheWayToFloatAndBack) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float value = ToFloat(Half{static_cast<uint16_t>(bits)});
+    if (std::isnan(value)) {
+      EXPECT_TRUE((bits & 0x7C00u) == 0x7C00u && (bits & 0x3FFu) != 0) << bits;
+      continue;
+    }
+    EXPECT_EQ(ToHalf(value).bits, bits);
+  }
+}
+
+TEST(HalfTest, HasTheValuesOfItsDefinition) {
+  EXPECT_EQ(ToFloat(Half{0x3C00}), 1.0f);
+  EXPECT_EQ(ToFloat(Half{0xC000}), -2.0f);
+  EXPECT_EQ(ToFloat(Half{0x7BFF}), 65504.0f);
+  EXPECT_EQ(ToFloat(Half{0x0001}), 0x1p-24f);
+  EXPECT_EQ(ToFloat(Half{0x03FF}), 1023 * 0x1p-24f);
+  EXPECT_TRUE(std::isinf(ToFloat(Half{0x7C00})));
+  EXPECT_TRUE(std::signbit(ToFloat(Half{0x8000})));
+}
+
+TEST(HalfTest, RoundsToNearestEven) {
+  EXPECT_EQ(ToHalf(1.0f + 0x1p-11f).bits, 0x3C00);      // Half way: to even.
+  EXPECT_EQ(ToHalf(1.0f + 3 * 0x1p-11f).bits, 0x3C02);  // Half way: to even.
+  EXPECT_EQ(ToHalf(1.0f + 0x1p-11f + 0x1p-20f).bits, 0x3C01);
+  EXPECT_EQ(ToHalf(65520.0f).bits, 0x7C00);
+  EXPECT_EQ(ToHalf(0x1p-25f).bits, 0x0000);
+  EXPECT_EQ(ToHalf(0x1.8p-24f).bits, 0x0002);
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ TEST_F(WatchHubTest, HeartbeatsDoNotPileUpForWhoDoesNotRead) {
   hub_.PublishSnapshot(id, {.first_sequence = 1, .snapshot = true});
   int num_beats = 0;
   while (!testing::Test::HasFailure() && watch.Next().has_heartbeat()) ++num_beats;
-  EXPECT_GT(num_beats, 16);
+  EXPECT_GE(num_beats, 16) << "as many wait for it";
   EXPECT_LT(num_beats, kBeats / 2) << "more than flow control lets pass";
   EXPECT_TRUE(Eventually([this] { return hub_.Flushed(); }));
 }

@@ -1,0 +1,56 @@
+// A linear layer on one device, from its weights to its outputs.
+
+#ifndef TANDEM_TESTS_KERNELS_LINEAR_LAYER_H_
+#define TANDEM_TESTS_KERNELS_LINEAR_LAYER_H_
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+
+struct Layer {
+  PinnedBuffer packed;
+  DeviceBuffer placed;
+  std::unique_ptr<LinearOp> op;  // Null if something failed.
+};
+
+inline void MakeLayer(TestDevice& device, const LinearSpec& spec,
+                      const std::vector<WeightPart>& parts, Layer* layer) {
+  const auto format = device.backend().GetPackedFormat(spec);
+  ASSERT_TRUE(format.ok()) << format.status();
+  auto buffer = device.backend().AllocatePinned(format->size_bytes);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  layer->packed = *std::move(buffer);
+  const std::span<std::byte> packed(layer->packed.data(), format->size_bytes);
+  // What was in the memory must not matter.
+  std::memset(packed.data(), 0xFF, packed.size());
+  ASSERT_OK(device.backend().PackLinear(spec, parts, packed));
+  auto placed = device.backend().PlaceWeights(packed);
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  layer->placed = *std::move(placed);
+  auto op = device.backend().PrepareLinear(spec, layer->placed.data(), packed.size());
+  ASSERT_TRUE(op.ok()) << op.status();
+  layer->op = *std::move(op);
+}
+
+// Rows of its compute type by a layer whose outputs are f32.
+inline std::vector<float> Multiply(TestDevice& device, const Layer& layer, const void* input,
+                                   int64_t rows, const float* bias = nullptr) {
+  std::vector<float> output(rows * layer.op->spec().out_features);
+  const absl::Status status = device.Linear({.op = layer.op.get(),
+                                             .input = input,
+                                             .bias = bias,
+                                             .output = output.data(),
+                                             .num_rows = rows});
+  EXPECT_TRUE(status.ok()) << status;
+  return output;
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_KERNELS_LINEAR_LAYER_H_
