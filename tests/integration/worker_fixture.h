@@ -26,6 +26,7 @@
 namespace tandem {
 
 inline constexpr auto kRouterPatience = std::chrono::seconds(30);
+inline constexpr double kRouterLivenessScale = 100;  // It outlasts a pause of the whole machine.
 
 struct TestWorkerOptions {
   std::string transport = "ucx";
@@ -67,7 +68,8 @@ inline std::shared_ptr<grpc::Channel> DialWithSmallWindow(const std::string& add
 // A router with one Session.
 class Router {
  public:
-  explicit Router(const TestWorker& worker) : Router(worker, DialControl(worker.address, 1)) {}
+  explicit Router(const TestWorker& worker)
+      : Router(worker, DialControl(worker.address, kRouterLivenessScale)) {}
   Router(const TestWorker& worker, std::shared_ptr<grpc::Channel> channel)
       : channel_(std::move(channel)),
         stub_(proto::Worker::NewStub(channel_)),
@@ -164,7 +166,7 @@ inline void ExpectAnswer(Router* router, const Submit& submit) {
 class Watcher {
  public:
   explicit Watcher(const TestWorker& worker)
-      : stub_(proto::Worker::NewStub(DialControl(worker.address, 1))) {
+      : stub_(proto::Worker::NewStub(DialControl(worker.address, kRouterLivenessScale))) {
     context_.set_deadline(std::chrono::system_clock::now() + kRouterPatience);
     proto::WatchRequest request;
     request.set_router("test");
