@@ -430,23 +430,34 @@ struct Attention {
   }
 };
 
+template <DType kDType, typename Policies, int kMaxRows, int kSums>
+constexpr AttentionKernels Int8Kernels() {
+  return Attention<Int8Tile<typename Policies::Int8>, kDType, kMaxRows, kSums>::Kernels();
+}
+template <DType kDType, typename Policies, int kMaxRows, int kSums>
+constexpr AttentionKernels GroupedKernels() {
+  using Tile = GroupedTile<typename Policies::GroupedKey, typename Policies::GroupedValue>;
+  return Attention<Tile, kDType, kMaxRows, kSums>::Kernels();
+}
+
 // All types of KV that f32 is computed with.
 template <int kMaxRows, int kGroupedRows, int kSums>
 constexpr F32AttentionTable MakeF32AttentionTable() {
   constexpr DType kF32 = DType::kF32;
+  using Policies = MulAddPolicies</*kOddFirst=*/false>;
   return {Attention<PlainTile<F32Policy>, kF32, kMaxRows, kSums>::Kernels(),
-          Attention<PlainTile<WidenedBf16Policy<false>>, kF32, kMaxRows, kSums>::Kernels(),
-          Attention<Int8Tile<WidenedInt8Policy<false>>, kF32, kMaxRows, kSums>::Kernels(),
-          Attention<GroupedTile<false>, kF32, kGroupedRows, kSums>::Kernels()};
+          Attention<PlainTile<Policies::Bf16>, kF32, kMaxRows, kSums>::Kernels(),
+          Int8Kernels<kF32, Policies, kMaxRows, kSums>(),
+          GroupedKernels<kF32, Policies, kGroupedRows, kSums>()};
 }
 
-// And bf16, where `Plain` and `Int8` multiply it.
-template <typename Plain, typename Int8, int kMaxRows, int kGroupedRows, int kSums>
+// And bf16.
+template <typename Policies, int kMaxRows, int kGroupedRows, int kSums>
 constexpr Bf16AttentionTable MakeBf16AttentionTable() {
   constexpr DType kBF16 = DType::kBF16;
-  return {Attention<PlainTile<Plain>, kBF16, kMaxRows, kSums>::Kernels(),
-          Attention<Int8Tile<Int8>, kBF16, kMaxRows, kSums>::Kernels(),
-          Attention<GroupedTile<true>, kBF16, kGroupedRows, kSums>::Kernels()};
+  return {Attention<PlainTile<typename Policies::Bf16>, kBF16, kMaxRows, kSums>::Kernels(),
+          Int8Kernels<kBF16, Policies, kMaxRows, kSums>(),
+          GroupedKernels<kBF16, Policies, kGroupedRows, kSums>()};
 }
 
 }  // namespace

@@ -5,6 +5,6 @@ namespace tandem {
 
 constinit const F32AttentionTable kAvx512AttentionF32 = MakeF32AttentionTable<12, 8, 24>();
 constinit const Bf16AttentionTable kAvx512AttentionBf16 =
-    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 12, 8, 24>();
+    MakeBf16AttentionTable<MulAddPolicies</*kOddFirst=*/true>, 12, 8, 24>();
 
 }  // namespace tandem

@@ -5,6 +5,6 @@ namespace tandem {
 
 constinit const F32AttentionTable kGenericAttentionF32 = MakeF32AttentionTable<2, 2, 2>();
 constinit const Bf16AttentionTable kGenericAttentionBf16 =
-    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 2, 2, 2>();
+    MakeBf16AttentionTable<MulAddPolicies</*kOddFirst=*/true>, 2, 2, 2>();
 
 }  // namespace tandem

@@ -5,6 +5,6 @@ namespace tandem {
 
 constinit const F32AttentionTable kNeonAttentionF32 = MakeF32AttentionTable<6, 6, 6>();
 constinit const Bf16AttentionTable kNeonAttentionBf16 =
-    MakeBf16AttentionTable<MulAddBf16Policy, WidenedInt8Policy<true>, 6, 6, 6>();
+    MakeBf16AttentionTable<MulAddPolicies</*kOddFirst=*/true>, 6, 6, 6>();
 
 }  // namespace tandem

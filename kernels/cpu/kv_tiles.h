@@ -6,8 +6,8 @@
 // D' is D rounded up to 16; V past D is zero, and of K what a unit has past D. A vector is
 //   f32, P = 1, and bf16, P = 2:   [lane][P] numbers
 //   int8, P = 4:                   [P][lane] numbers; behind all units [16 tokens] scales in f32
-//   int8g8, P = 8:                 scales in bf16 of groups of 8 numbers of a token, then [P][lane]
-//                                  numbers; of K [16 tokens], of V [8 tokens][2 groups]
+//   int8g8, P = 8:                 scales of groups of 8 numbers of a token, a byte each, of K
+//                                  [16 tokens], of V [8 tokens][2 groups]; then [P][lane] numbers
 
 #ifndef TANDEM_KERNELS_CPU_KV_TILES_H_
 #define TANDEM_KERNELS_CPU_KV_TILES_H_
@@ -36,37 +36,17 @@ struct WidenedInt8Policy : FloatRowsPolicy<4, kOddFirst> {
   }
 };
 
-#if defined(__AVX512BF16__)
-
-// The same by vdpbf16ps: so small numbers are bf16 numbers.
-struct DotWidenedInt8Policy : RowWordsPolicy<2> {
-  static constexpr bool kIsInteger = false;
-  static constexpr int kPerUnit = 4;
-  template <int kPhase>
-  TANDEM_LANES F32x16 Weight(const std::byte* from) {
-    const auto* const pair = reinterpret_cast<const int8_t*>(from) + 2 * kPhase * kLanes;
-    const U32x16 even = BitsOf(ToFloats(LoadInt8(pair)));
-    const U32x16 odd = BitsOf(ToFloats(LoadInt8(pair + kLanes)));
-    return FloatsOf(odd | even >> 16);
-  }
-  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
-    return DotBf16Policy::Accumulate(acc, w, a);
-  }
-};
-
-#endif  // __AVX512BF16__
-
-// 8 bits times the scale of a group of 8, which is exact in float: of K, whose lanes are tokens.
+// 8 bits times the scale of a group of 8: numbers of bf16, too. Of K, whose lanes are tokens.
 template <bool kOddFirst>
 struct GroupedKeyPolicy : FloatRowsPolicy<8, kOddFirst> {
-  static constexpr int kScaleBytes = 2 * kLanes;
+  static constexpr int kScaleBytes = kLanes;
   static constexpr int kWeightVectorBytes = kScaleBytes + 8 * kLanes;
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     return Scales(from) * Numbers(from, GroupedKeyPolicy::InputOf(kPhase));
   }
   TANDEM_LANES F32x16 Scales(const std::byte* from) {
-    return WidenBf16(LoadU16(reinterpret_cast<const uint16_t*>(from)));
+    return FloatsOf(LoadU8(reinterpret_cast<const uint8_t*>(from)) << 23);
   }
   TANDEM_LANES F32x16 Numbers(const std::byte* from, int input) {
     return ToFloats(LoadInt8(reinterpret_cast<const int8_t*>(from) + kScaleBytes + input * kLanes));
@@ -83,6 +63,43 @@ struct GroupedValuePolicy : GroupedKeyPolicy<kOddFirst> {
            GroupedValuePolicy::Numbers(from, kInput);
   }
 };
+
+// All of them by multiply-adds.
+template <bool kOddFirst>
+struct MulAddPolicies {
+  using Bf16 = WidenedBf16Policy<kOddFirst>;
+  using Int8 = WidenedInt8Policy<kOddFirst>;
+  using GroupedKey = GroupedKeyPolicy<kOddFirst>;
+  using GroupedValue = GroupedValuePolicy<kOddFirst>;
+};
+
+#if defined(__AVX512BF16__)
+
+// By vdpbf16ps: what 8 bits are multiplied as are numbers of bf16.
+template <typename Widened>
+struct DotWidenedPolicy : RowWordsPolicy<Widened::kPerUnit / 2> {
+  static constexpr bool kIsInteger = false;
+  static constexpr int kPerUnit = Widened::kPerUnit;
+  static constexpr int kWeightVectorBytes = Widened::kWeightVectorBytes;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    const U32x16 even = BitsOf(Widened::template Weight<2 * kPhase>(from));
+    const U32x16 odd = BitsOf(Widened::template Weight<2 * kPhase + 1>(from));
+    return FloatsOf(odd | even >> 16);
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return DotBf16Policy::Accumulate(acc, w, a);
+  }
+};
+
+struct DotPolicies {
+  using Bf16 = DotBf16Policy;
+  using Int8 = DotWidenedPolicy<WidenedInt8Policy<false>>;
+  using GroupedKey = DotWidenedPolicy<GroupedKeyPolicy<false>>;
+  using GroupedValue = DotWidenedPolicy<GroupedValuePolicy<false>>;
+};
+
+#endif  // __AVX512BF16__
 
 // ---- how a token is written ----
 
@@ -190,11 +207,11 @@ struct Int8Tile {
   };
 };
 
-// 8 bits with a scale of 2 bytes for each group of 8.
-template <bool kOddFirst>
+// 8 bits with a scale of a byte for each group of 8.
+template <typename KeyPolicy, typename ValuePolicy>
 struct GroupedTile {
-  using Key = GroupedKeyPolicy<kOddFirst>;
-  using Value = GroupedValuePolicy<kOddFirst>;
+  using Key = KeyPolicy;
+  using Value = ValuePolicy;
   static constexpr int kP = Key::kPerUnit;
   static constexpr KvType kType = KvType::kInt8G8;
   static constexpr const char* kFormat = "cpu.1.p8.int8g8";
@@ -202,16 +219,16 @@ struct GroupedTile {
   static constexpr bool kClearsLastUnit = true;  // The scales of slots that were never written.
 
   static size_t SubTileBytes(int head_dim) {
-    return static_cast<size_t>(AttentionAccumulatorStride(head_dim) / kP * Key::kWeightVectorBytes);
+    return static_cast<size_t>(AttentionAccumulatorStride(head_dim) / kP * kVectorBytes);
   }
 
   static void WriteKey(const float* key, int head_dim, int token, std::byte* sub_tile) {
     for (int d = 0; d < AttentionAccumulatorStride(head_dim); d += kP) {
       const Group group(key + d, head_dim - d);
-      std::byte* const vector = sub_tile + d / kP * Key::kWeightVectorBytes;
-      std::memcpy(vector + token * sizeof(group.scale), &group.scale, sizeof(group.scale));
+      std::byte* const vector = sub_tile + d / kP * kVectorBytes;
+      vector[token] = std::byte{group.scale};
       for (int i = 0; i < kP; ++i) {
-        vector[Key::kScaleBytes + i * kLanes + token] = static_cast<std::byte>(group.numbers[i]);
+        vector[kScaleBytes + i * kLanes + token] = static_cast<std::byte>(group.numbers[i]);
       }
     }
   }
@@ -221,21 +238,23 @@ struct GroupedTile {
     for (int d = 0; d < padded; d += kP) {
       const Group group(value + d, head_dim - d);
       std::byte* const vector =
-          sub_tile + (token / kP * (padded / kLanes) + d / kLanes) * Key::kWeightVectorBytes;
-      const int place = token % kP * 2 + d % kLanes / kP;
-      std::memcpy(vector + place * sizeof(group.scale), &group.scale, sizeof(group.scale));
-      std::memcpy(vector + Key::kScaleBytes + token % kP * kLanes + d % kLanes, group.numbers, kP);
+          sub_tile + (token / kP * (padded / kLanes) + d / kLanes) * kVectorBytes;
+      vector[token % kP * 2 + d % kLanes / kP] = std::byte{group.scale};
+      std::memcpy(vector + kScaleBytes + token % kP * kLanes + d % kLanes, group.numbers, kP);
     }
   }
 
   // A unit of V, of which the first so many tokens count.
   static void ClearUnit(int num_tokens, int padded, std::byte* unit) {
-    for (int d = 0; d < padded; d += kLanes, unit += Key::kWeightVectorBytes) {
-      std::memset(unit + 4 * num_tokens, 0, 4 * (kP - num_tokens));
+    for (int d = 0; d < padded; d += kLanes, unit += kVectorBytes) {
+      std::memset(unit + 2 * num_tokens, 0, 2 * (kP - num_tokens));
     }
   }
 
  private:
+  static constexpr int kVectorBytes = Key::kWeightVectorBytes;
+  static constexpr int kScaleBytes = kVectorBytes - kP * kLanes;
+
   struct Group {
     Group(const float* x, int count) {  // Zeros past `count`, which may be negative.
       const auto at = [=](int i) { return i < count ? x[i] : 0.0f; };
@@ -243,12 +262,12 @@ struct GroupedTile {
       for (int i = 0; i < kP; ++i) {
         absmax = MagnitudeBits(at(i)) > absmax ? MagnitudeBits(at(i)) : absmax;
       }
-      scale = ToBfloat16(Int8Scale(__builtin_bit_cast(float, absmax)));
+      scale = Int8GroupScale(__builtin_bit_cast(float, absmax));
       for (int i = 0; i < kP; ++i) {
-        numbers[i] = static_cast<int8_t>(ToInt8(at(i), ToFloat(scale)));
+        numbers[i] = static_cast<int8_t>(ToInt8(at(i), Int8GroupScaleToFloat(scale)));
       }
     }
-    Bfloat16 scale;
+    uint8_t scale;
     int8_t numbers[kP];
   };
 };

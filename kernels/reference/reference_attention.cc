@@ -24,17 +24,27 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 int64_t RunOf(const KvTileShape& shape) { return shape.type == KvType::kInt8 ? shape.head_dim : 8; }
 
 // K or V of one head in a block: plain arrays [B, D] of numbers, and behind them, of 8 bits,
-// [B, runs] scales: f32 ones of a token, bf16 ones of a group.
+// [B, runs] scales: f32 ones of a token, a byte of a group.
 struct Tile {
   Tile(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head)
       : shape(kv.shape),
         base(kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
              static_cast<size_t>((is_value ? kv.num_kv_heads : 0) + kv_head) * kv.tile_bytes) {}
 
-  DType scale_type() const { return shape.type == KvType::kInt8 ? DType::kF32 : DType::kBF16; }
   std::byte* scales() const { return base + int64_t{shape.block_tokens} * shape.head_dim; }
-  int64_t ScaleIndex(int64_t offset, int d) const {
-    return offset * CeilDiv<int64_t>(shape.head_dim, RunOf(shape)) + d / RunOf(shape);
+  std::byte& GroupScale(int64_t offset, int d) const {
+    return scales()[offset * CeilDiv<int64_t>(shape.head_dim, RunOf(shape)) + d / RunOf(shape)];
+  }
+  float Scale(int64_t offset, int d) const {
+    if (shape.type == KvType::kInt8) return Load(DType::kF32, scales(), offset);
+    return Int8GroupScaleToFloat(std::to_integer<uint8_t>(GroupScale(offset, d)));
+  }
+  void WriteScale(int64_t offset, int d, float absmax) const {
+    if (shape.type == KvType::kInt8) {
+      Store(DType::kF32, scales(), offset, Int8Scale(absmax));
+    } else {
+      GroupScale(offset, d) = std::byte{Int8GroupScale(absmax)};
+    }
   }
 
   // What enters a product: a scale of a group is in it, the one of a token is not.
@@ -43,12 +53,12 @@ struct Tile {
     if (!HasScales(shape.type)) return Load(ElementType(shape.type), base, index);
     const float number = static_cast<float>(std::to_integer<int8_t>(base[index]));
     if (shape.type == KvType::kInt8) return number;
-    return number * Load(scale_type(), scales(), ScaleIndex(offset, d));
+    return number * Scale(offset, d);
   }
 
   // The scale of a token; 1 where there is none.
   float TokenScale(int64_t offset) const {
-    return shape.type == KvType::kInt8 ? Load(scale_type(), scales(), offset) : 1.0f;
+    return shape.type == KvType::kInt8 ? Scale(offset, 0) : 1.0f;
   }
 
   void Write(int64_t offset, const std::vector<float>& values) const {
@@ -58,16 +68,15 @@ struct Tile {
         Store(ElementType(shape.type), base, index, values[d]);
         continue;
       }
-      const int64_t scale = ScaleIndex(offset, d);
       if (d % RunOf(shape) == 0) {
         uint32_t absmax = 0;
         for (int64_t i = d; i < std::min<int64_t>(d + RunOf(shape), shape.head_dim); ++i) {
           absmax = std::max(absmax, MagnitudeBits(values[i]));
         }
-        Store(scale_type(), scales(), scale, Int8Scale(std::bit_cast<float>(absmax)));
+        WriteScale(offset, d, std::bit_cast<float>(absmax));
       }
-      base[index] = static_cast<std::byte>(
-          static_cast<int8_t>(ToInt8(values[d], Load(scale_type(), scales(), scale))));
+      base[index] =
+          static_cast<std::byte>(static_cast<int8_t>(ToInt8(values[d], Scale(offset, d))));
     }
   }
 
@@ -220,7 +229,7 @@ KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
   size_t token_bytes = head_dim * SizeOf(ElementType(shape.type));
   if (shape.type == KvType::kInt8) token_bytes = head_dim + sizeof(float);
   if (shape.type == KvType::kInt8G8) {
-    token_bytes = head_dim + CeilDiv<size_t>(head_dim, 8) * sizeof(Bfloat16);
+    token_bytes = head_dim + CeilDiv<size_t>(head_dim, 8);
   }
   return KvTileFormat{.id = std::string("reference.1.") + NameOf(shape.type),
                       .tile_bytes = tokens * token_bytes};

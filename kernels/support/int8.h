@@ -1,6 +1,6 @@
 // Numbers in 8 bits: x is about q · scale, q from -127 to 127, with one scale for a run of numbers:
-// its largest magnitude divided by 127. Rounded to nearest, ties to even (docs/numerics.md).
-// kernels/cpu has the same over 16 lanes.
+// its largest magnitude divided by 127, or the next power of two (docs/numerics.md). Rounded to
+// nearest, ties to even. kernels/cpu has the same over 16 lanes.
 
 #ifndef TANDEM_KERNELS_SUPPORT_INT8_H_
 #define TANDEM_KERNELS_SUPPORT_INT8_H_
@@ -24,6 +24,20 @@ inline constexpr int64_t kMaxInt8InFeatures = int64_t{1} << 17;
 
 // The scale of numbers whose largest magnitude is `absmax`; not finite if one of them is not.
 [[gnu::always_inline]] constexpr float Int8Scale(float absmax) { return absmax / kInt8Max; }
+
+// The scale of a small group, in a byte: the exponent, as a float has it, of the least power of two
+// that is no less than Int8Scale. So q · scale is a bf16 number. 0 is a scale of zero.
+[[gnu::always_inline]] constexpr uint8_t Int8GroupScale(float absmax) {
+  const uint32_t bits = std::bit_cast<uint32_t>(Int8Scale(absmax));
+  const uint32_t exponent = bits >> 23;
+  const bool is_above = (bits & 0x7FFFFFu) != 0;
+  if (exponent == 0 || exponent == 255) return static_cast<uint8_t>(exponent);
+  return static_cast<uint8_t>(exponent + (is_above ? 1 : 0));
+}
+// Not finite if a number of the group is not.
+[[gnu::always_inline]] constexpr float Int8GroupScaleToFloat(uint8_t scale) {
+  return std::bit_cast<float>(uint32_t{scale} << 23);
+}
 
 // q. What is no number gives -127, and makes the scale, and so all products with it, no number.
 [[gnu::always_inline]] constexpr int32_t ToInt8(float x, float scale) {
