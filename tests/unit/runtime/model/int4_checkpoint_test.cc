@@ -6,10 +6,8 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +17,7 @@
 #include "runtime/model/int4_matrix.h"
 #include "tests/support/temp_folder.h"
 #include "tests/unit/runtime/model/decoder_harness.h"
+#include "tests/unit/runtime/model/stored_tensors.h"
 
 namespace tandem {
 namespace {
@@ -50,21 +49,6 @@ QuantisedMatrix RandomMatrix(int64_t inputs, int64_t outputs, int64_t group, Ran
     matrix.scales.push_back(ToHalf(0.002f + 0.02f * static_cast<float>(random->Unit())));
   }
   return matrix;
-}
-
-struct StoredTensor {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-using StoredTensors = std::map<std::string, StoredTensor>;
-
-template <typename Number>
-StoredTensor Stored(const std::string& dtype, std::vector<int64_t> shape,
-                    const std::vector<Number>& numbers) {
-  return {
-      dtype, std::move(shape),
-      std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Number))};
 }
 
 // GPTQ: bits 4i to 4i + 3 of word [j][n] are those of input 8j + i; of zeros' word [g][j] the zero
@@ -223,66 +207,24 @@ TEST(Int4MatrixTest, WhatWouldBeOtherNumbersIsRefused) {
   }
 }
 
-constexpr int64_t kHidden = 128, kFfn = 384, kVocabulary = 96, kHeadDim = 32;
-constexpr int64_t kHeads = 4, kKvHeads = 2;
-
-// A Llama of one layer; the same matrices whatever they are kept as.
+// The same matrices whatever they are kept as.
 StoredTensors CheckpointOf(const Kind& kind, int64_t group) {
   Random random(static_cast<uint64_t>(group));
-  StoredTensors tensors;
-  const auto numbers = [&](const std::string& name, std::vector<int64_t> shape, float mean) {
-    int64_t count = 1;
-    for (const int64_t dimension : shape) count *= dimension;
-    std::vector<float> values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(mean + static_cast<float>(random.Unit()) - 0.5f);
-    }
-    tensors[name] = Stored("F32", std::move(shape), values);
-  };
-  numbers("model.embed_tokens.weight", {kVocabulary, kHidden}, 0);
-  numbers("lm_head.weight", {kVocabulary, kHidden}, 0);
-  numbers("model.norm.weight", {kHidden}, 1);
-  const std::string layer = "model.layers.0.";
-  numbers(layer + "input_layernorm.weight", {kHidden}, 1);
-  numbers(layer + "post_attention_layernorm.weight", {kHidden}, 1);
-  const std::tuple<const char*, int64_t, int64_t> matrices[] = {
-      {"self_attn.q_proj", kHidden, kHeads * kHeadDim},
-      {"self_attn.k_proj", kHidden, kKvHeads * kHeadDim},
-      {"self_attn.v_proj", kHidden, kKvHeads * kHeadDim},
-      {"self_attn.o_proj", kHeads * kHeadDim, kHidden},
-      {"mlp.gate_proj", kHidden, kFfn},
-      {"mlp.up_proj", kHidden, kFfn},
-      {"mlp.down_proj", kFfn, kHidden}};
-  for (const auto& [name, inputs, outputs] : matrices) {
-    Add(kind, RandomMatrix(inputs, outputs, group, &random), layer + name, &tensors);
+  StoredTensors tensors = UnquantisedTensors(&random);
+  for (const StoredMatrix& matrix : kMatrices) {
+    Add(kind, RandomMatrix(matrix.inputs, matrix.outputs, group, &random), NameOf(matrix),
+        &tensors);
   }
   return tensors;
 }
 
 void WriteCheckpoint(const TempFolder& folder, const Kind& kind, int64_t group,
                      const StoredTensors& tensors) {
-  std::string header, data;
-  for (const auto& [name, tensor] : tensors) {
-    std::string shape;
-    for (const int64_t dimension : tensor.shape) {
-      absl::StrAppend(&shape, shape.empty() ? "" : ",", dimension);
-    }
-    absl::StrAppendFormat(&header, R"(%s"%s":{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]})",
-                          header.empty() ? "" : ",", name, tensor.dtype, shape, data.size(),
-                          data.size() + tensor.bytes.size());
-    data += tensor.bytes;
-  }
-  folder.Write("model.safetensors", SafetensorsText("{" + header + "}", 0) + data);
-  std::string config = absl::StrFormat(
-      R"({"architectures":["LlamaForCausalLM"],"hidden_size":%d,"intermediate_size":%d,)"
-      R"("num_hidden_layers":1,"num_attention_heads":%d,"num_key_value_heads":%d,"head_dim":%d,)"
-      R"("vocab_size":%d,"torch_dtype":"float16")",
-      kHidden, kFfn, kHeads, kKvHeads, kHeadDim, kVocabulary);
+  std::string quantisation;
   if (*kind.config != '\0') {
-    absl::StrAppendFormat(&config, R"(,"quantization_config":{"bits":4,"group_size":%d,%s})", group,
-                          kind.config);
+    quantisation = absl::StrFormat(R"({"bits":4,"group_size":%d,%s})", group, kind.config);
   }
-  folder.Write("config.json", config + "}");
+  WriteCheckpoint(folder, tensors, quantisation);
 }
 
 std::vector<float> LogitsOf(const Kind& kind, int64_t group, const StoredTensors& tensors,
@@ -347,12 +289,6 @@ TEST(Int4CheckpointTest, MatricesThatAreNotInFourBitsStayAsTheyAre) {
   EXPECT_EQ(parts.logits.op->spec().weight_type, WeightType::kF32);
   EXPECT_EQ(parts.layers[0].ffn_out.op->spec().weight_type, WeightType::kInt4);
   EXPECT_EQ(parts.layers[0].ffn_out.op->spec().group, 64);
-}
-
-std::string LoadRefusal(const ModelOptions& options) {
-  const auto backend = CreateBackend({.device = "cpu"});
-  const auto model = Model::Load(options, backend->get());
-  return model.ok() ? "loaded" : std::string(model.status().message());
 }
 
 TEST(Int4CheckpointTest, ABiasOfSomePartsOfALayerIsRefused) {
