@@ -105,6 +105,115 @@ absl::Status ReadAwq(const JsonFields& fields, Quantisation* quantisation) {
                                   "; all matrices of layers, and no others, have 4 bits"));
 }
 
+// A field that must be null, empty, or not be there.
+absl::Status RefuseIfSet(const JsonFields& fields, std::string_view name) {
+  const json::value* const value = fields.Find(name);
+  if (value == nullptr) return absl::OkStatus();
+  if (value->is_object() && value->get_object().empty()) return absl::OkStatus();
+  return Unsupported(fields, name, "is set, which is not supported");
+}
+
+// "is "e5m2"; want e4m3", unless it is that or not there.
+absl::Status WantString(const JsonFields& fields, std::string_view name, std::string_view wanted) {
+  TANDEM_ASSIGN_OR_RETURN(const std::string value, fields.StringOr(name, wanted));
+  if (value == wanted) return absl::OkStatus();
+  return Unsupported(
+      fields, name,
+      absl::StrFormat("is \"%s\"; want %s", value.substr(0, 60), std::string(wanted)));
+}
+
+absl::Status ReadBlocks(const JsonFields& fields, std::string_view name, Float8Blocks* float8) {
+  const json::value* const value = fields.Find(name);
+  if (value != nullptr && value->is_array() && value->get_array().size() == 2) {
+    const auto outputs = ExactInteger(value->get_array()[0]);
+    const auto inputs = ExactInteger(value->get_array()[1]);
+    float8->outputs = outputs.value_or(0);
+    float8->inputs = inputs.value_or(0);
+    const auto fits = [](int64_t size) { return size >= 1 && size <= kMaxFfnSize; };
+    if (fits(float8->outputs) && fits(float8->inputs)) return absl::OkStatus();
+  }
+  return fields.Wrong(
+      name, absl::StrFormat("is %s, want a list of two sizes from 1 to %d",
+                            value == nullptr ? "missing" : ShortJson(*value), kMaxFfnSize));
+}
+
+// DeepSeek's and Transformers' format, of blocks or of whole matrices, and AutoFP8's.
+absl::Status ReadFp8(const JsonFields& fields, Float8Blocks* float8) {
+  TANDEM_RETURN_IF_ERROR(WantString(fields, "fmt", "e4m3"));
+  TANDEM_ASSIGN_OR_RETURN(const std::string scheme,
+                          fields.StringOr("activation_scheme", "dynamic"));
+  if (scheme != "dynamic" && scheme != "static") {
+    return Unsupported(
+        fields, "activation_scheme",
+        absl::StrFormat("is \"%s\"; supported are dynamic and static", scheme.substr(0, 60)));
+  }
+  if (!fields.Has("weight_block_size")) return absl::OkStatus();
+  return ReadBlocks(fields, "weight_block_size", float8);
+}
+
+absl::Status ReadFloatScheme(const JsonFields& weights, Float8Blocks* float8) {
+  TANDEM_ASSIGN_OR_RETURN(const int64_t bits, weights.Integer("num_bits", 1, 64));
+  if (bits != 8) return Unsupported(weights, "num_bits", absl::StrFormat("is %d; want 8", bits));
+  TANDEM_RETURN_IF_ERROR(WantString(weights, "type", "float"));
+  TANDEM_ASSIGN_OR_RETURN(const bool symmetric, weights.BoolOr("symmetric", true));
+  if (!symmetric) return Unsupported(weights, "symmetric", "is false; want true");
+  TANDEM_RETURN_IF_ERROR(RefuseIfTrue(weights, "dynamic"));
+  TANDEM_RETURN_IF_ERROR(RefuseIfSet(weights, "actorder"));
+  TANDEM_ASSIGN_OR_RETURN(const std::string strategy, weights.StringOr("strategy", "tensor"));
+  if (strategy == "block") return ReadBlocks(weights, "block_structure", float8);
+  if (strategy != "tensor" && strategy != "channel") {
+    return Unsupported(weights, "strategy",
+                       absl::StrFormat("is \"%s\"; supported are tensor, channel and block",
+                                       strategy.substr(0, 60)));
+  }
+  if (strategy == "channel") float8->outputs = 1;
+  return absl::OkStatus();
+}
+
+// Which matrices have the scheme is seen by their tensors: `targets` and `ignore` are not read.
+absl::Status ReadCompressedTensors(const JsonFields& fields, Float8Blocks* float8) {
+  constexpr const char* kFormat = "float-quantized";
+  TANDEM_RETURN_IF_ERROR(fields.String("format").status());
+  TANDEM_RETURN_IF_ERROR(WantString(fields, "format", kFormat));
+  TANDEM_RETURN_IF_ERROR(RefuseIfSet(fields, "transform_config"));
+  TANDEM_ASSIGN_OR_RETURN(const json::object* const sparsity,
+                          fields.ObjectOrNull("sparsity_config"));
+  if (sparsity != nullptr) {
+    const JsonFields sparse(*sparsity, absl::StrCat(fields.what(), ": sparsity_config"));
+    TANDEM_RETURN_IF_ERROR(WantString(sparse, "format", "dense"));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const json::object* const groups, fields.ObjectOrNull("config_groups"));
+  if (groups == nullptr || groups->size() != 1) {
+    const size_t count = groups == nullptr ? 0 : groups->size();
+    return Unsupported(fields, "config_groups",
+                       absl::StrFormat("has %d groups; supported is one", count));
+  }
+  const json::key_value_pair& first = *groups->begin();
+  const std::string name = absl::StrCat(fields.what(), ": config_groups");
+  if (!first.value().is_object()) {
+    return JsonFields(*groups, name).Wrong(first.key(), "is no object");
+  }
+  const JsonFields group(
+      first.value().get_object(),
+      absl::StrCat(name, ": ", std::string(first.key().data(), first.key().size()).substr(0, 60)));
+  TANDEM_RETURN_IF_ERROR(WantString(group, "format", kFormat));
+  TANDEM_RETURN_IF_ERROR(RefuseIfSet(group, "output_activations"));
+  TANDEM_ASSIGN_OR_RETURN(const json::object* const weights, group.ObjectOrNull("weights"));
+  if (weights == nullptr) {
+    return Unsupported(group, "weights", "is missing; want a float of 8 bits");
+  }
+  return ReadFloatScheme(JsonFields(*weights, absl::StrCat(group.what(), ": weights")), float8);
+}
+
+absl::Status ReadFloat8(const std::string& method, const JsonFields& fields, Float8Blocks* float8) {
+  float8->present = true;
+  TANDEM_RETURN_IF_ERROR(RefuseIfSet(fields, "kv_cache_scheme"));
+  if (method == "fp8") return ReadFp8(fields, float8);
+  if (method == "compressed-tensors") return ReadCompressedTensors(fields, float8);
+  float8->outputs = 1;  // FBGEMM's.
+  return absl::OkStatus();
+}
+
 absl::Status ReadQuantisation(const JsonFields& fields, ModelConfig* config) {
   constexpr const char* kName = "quantization_config";
   TANDEM_ASSIGN_OR_RETURN(const json::object* const object, fields.ObjectOrNull(kName));
@@ -114,10 +223,14 @@ absl::Status ReadQuantisation(const JsonFields& fields, ModelConfig* config) {
   }
   const JsonFields quantised(*object, absl::StrCat(fields.what(), ": ", kName));
   TANDEM_ASSIGN_OR_RETURN(const std::string method, quantised.String("quant_method"));
+  if (method == "fp8" || method == "compressed-tensors" || method == "fbgemm_fp8") {
+    return ReadFloat8(method, quantised, &config->float8);
+  }
   if (method != "gptq" && method != "awq") {
-    return Unsupported(
-        quantised, "quant_method",
-        absl::StrFormat("is \"%s\"; supported are gptq and awq", method.substr(0, 60)));
+    return Unsupported(quantised, "quant_method",
+                       absl::StrFormat("is \"%s\"; supported are gptq, awq, fp8, fbgemm_fp8 and "
+                                       "compressed-tensors",
+                                       method.substr(0, 60)));
   }
   TANDEM_ASSIGN_OR_RETURN(const int64_t bits, quantised.Integer("bits", 1, 64));
   if (bits != 4) return Unsupported(quantised, "bits", absl::StrFormat("is %d; want 4", bits));

@@ -56,6 +56,13 @@ struct Quantisation {
   bool present() const { return method != Method::kNone; }
 };
 
+// How a checkpoint keeps matrices in 8-bit floats, those whose tensors are of that type.
+struct Float8Blocks {
+  bool present = false;
+  int64_t outputs = 0;  // So many of a matrix, and so many of its inputs, share a scale.
+  int64_t inputs = 0;   // 0: all.
+};
+
 struct ModelConfig {
   ModelFamily family = ModelFamily::kLlama;
   std::string architecture;  // "LlamaForCausalLM"
@@ -83,6 +90,7 @@ struct ModelConfig {
   bool tied_embeddings = false;
   RopeConfig rope;            // Llama only.
   Quantisation quantisation;  // Llama only. Tables and the output projection have none.
+  Float8Blocks float8;        // Llama only.
   // As the file names it; what the tensors are, only they say.
   TensorType checkpoint_type = TensorType::kF32;
 

@@ -54,7 +54,10 @@ INSTANTIATE_TEST_SUITE_P(
                      32),
                 File(R"({"__metadata__":{"format":"pt"},"e":{"dtype":"U8","shape":[0],)"
                      R"("data_offsets":[0,0]}}        )",
-                     0)}},
+                     0),
+                File(R"({"w":{"dtype":"F8_E4M3","shape":[2,3],"data_offsets":[0,6]},)"
+                     R"("w_scale_inv":{"dtype":"F32","shape":[],"data_offsets":[6,10]}})",
+                     10)}},
         Corpus{"safetensors_index",
                ModelFile::kSafetensorsIndex,
                {R"({"metadata":{"total_size":9},"weight_map":{"a":"m-1.safetensors",)"
@@ -86,7 +89,18 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"model_type":"llama","hidden_size":64,"intermediate_size":96,)"
                 R"("num_hidden_layers":2,"num_attention_heads":4,"vocab_size":128,)"
                 R"("quantization_config":{"quant_method":"awq","bits":4,"group_size":64,)"
-                R"("version":"gemm","zero_point":true,"modules_to_not_convert":["lm_head"]}})"}},
+                R"("version":"gemm","zero_point":true,"modules_to_not_convert":["lm_head"]}})",
+                R"({"model_type":"llama","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":4,"vocab_size":128,)"
+                R"("quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic",)"
+                R"("fmt":"e4m3","weight_block_size":[128,128]}})",
+                R"({"model_type":"llama","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":4,"vocab_size":128,)"
+                R"("quantization_config":{"quant_method":"compressed-tensors",)"
+                R"("format":"float-quantized","kv_cache_scheme":null,"ignore":["lm_head"],)"
+                R"("config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":8,)"
+                R"("type":"float","strategy":"block","block_structure":[128,128],)"
+                R"("symmetric":true,"dynamic":false}}}}})"}},
         Corpus{"generation_config",
                ModelFile::kGenerationConfig,
                {R"({"bos_token_id":1,"eos_token_id":[2,5],"temperature":0.6})",

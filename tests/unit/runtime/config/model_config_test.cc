@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "tests/support/temp_folder.h"
 
@@ -357,6 +358,82 @@ TEST(ModelConfigTest, ReadsWhatIsInFourBits) {
   EXPECT_EQ(awq.group, 64);
   EXPECT_EQ(awq.zero_less, 0);
   EXPECT_FALSE(read("null").present());
+}
+
+TEST(ModelConfigTest, ReadsBlocksOfEightBitFloats) {
+  using Sizes = std::pair<int64_t, int64_t>;
+  const auto blocks = [](const std::string& value) {
+    const auto config = Changed(kLlama, "quantization_config", value);
+    TANDEM_CHECK(config.ok()) << config.status().message();
+    EXPECT_TRUE(config->float8.present);
+    EXPECT_FALSE(config->quantisation.present());
+    return Sizes(config->float8.outputs, config->float8.inputs);
+  };
+  const auto compressed = [&](const std::string& weights) {
+    return blocks(R"({"quant_method":"compressed-tensors","format":"float-quantized",)"
+                  R"("config_groups":{"group_0":{"weights":{"num_bits":8,"type":"float")" +
+                  weights + "}}}}");
+  };
+  EXPECT_EQ(blocks(R"({"quant_method":"fp8","weight_block_size":[128,64]})"), Sizes(128, 64));
+  EXPECT_EQ(blocks(R"({"quant_method":"fp8","weight_block_size":null})"), Sizes(0, 0));
+  EXPECT_EQ(blocks(R"({"quant_method":"fp8","activation_scheme":"static"})"), Sizes(0, 0));
+  EXPECT_EQ(blocks(R"({"quant_method":"fbgemm_fp8"})"), Sizes(1, 0));
+  EXPECT_EQ(compressed(""), Sizes(0, 0));
+  EXPECT_EQ(compressed(R"(,"strategy":"tensor")"), Sizes(0, 0));
+  EXPECT_EQ(compressed(R"(,"strategy":"channel")"), Sizes(1, 0));
+  EXPECT_EQ(compressed(R"(,"strategy":"block","block_structure":[16,32])"), Sizes(16, 32));
+  EXPECT_FALSE(Changed(kLlama, "quantization_config", "null")->float8.present);
+}
+
+TEST(ModelConfigTest, RefusesOtherFormatsOfEightBitFloatsByTheirField) {
+  const std::pair<const char*, const char*> refused[] = {
+      {R"({"quant_method":"fp8","fmt":"e5m2"})", "fmt is \"e5m2\"; want e4m3"},
+      {R"({"quant_method":"fp8","activation_scheme":"mixed"})",
+       "activation_scheme is \"mixed\"; supported are dynamic and static"},
+      {R"({"quant_method":"fp8","weight_block_size":[128]})",
+       "weight_block_size is an array, want"},
+      {R"({"quant_method":"fp8","weight_block_size":[128,0]})", "want a list of two sizes from 1"},
+      {R"({"quant_method":"fp8","weight_block_size":[1e9,1]})", "want a list of two sizes from 1"},
+      {R"({"quant_method":"fp8","weight_block_size":128})", "weight_block_size is 128, want"},
+      {R"({"quant_method":"fp8","kv_cache_scheme":{"num_bits":8}})", "kv_cache_scheme is set"},
+      {R"({"quant_method":"fbgemm_fp8","kv_cache_scheme":"static"})", "kv_cache_scheme is set"},
+      {R"({"quant_method":"compressed-tensors"})", "format is missing"},
+      {R"({"quant_method":"compressed-tensors","format":"pack-quantized"})",
+       "format is \"pack-quantized\"; want float-quantized"}};
+  for (const auto& [value, complaint] : refused) {
+    EXPECT_THAT(With(kLlama, "quantization_config", value), HasSubstr(complaint)) << value;
+  }
+  const std::pair<const char*, const char*> compressed[] = {
+      {R"("config_groups":{})", "config_groups has 0 groups; supported is one"},
+      {R"("config_groups":{"a":{},"b":{}})", "config_groups has 2 groups"},
+      {R"("config_groups":{"a":1})", "config_groups: a is no object"},
+      {R"("config_groups":{"a":{"weights":null}})", "config_groups: a: weights is missing"},
+      {R"("config_groups":{"a":{"format":"int-quantized"}})", "format is \"int-quantized\""},
+      {R"("config_groups":{"a":{"output_activations":{"num_bits":8}}})",
+       "output_activations is set"},
+      {R"("transform_config":{"config_groups":{}})", "transform_config is set"},
+      {R"("sparsity_config":{"format":"sparse-24-bitmask"})",
+       "sparsity_config: format is \"sparse-24-bitmask\"; want dense"}};
+  for (const auto& [fields, complaint] : compressed) {
+    const std::string value = absl::StrCat(
+        R"({"quant_method":"compressed-tensors","format":"float-quantized",)", fields, "}");
+    EXPECT_THAT(With(kLlama, "quantization_config", value), HasSubstr(complaint)) << value;
+  }
+  const std::pair<const char*, const char*> weights[] = {
+      {R"("num_bits":4,"type":"float")", "weights: num_bits is 4; want 8"},
+      {R"("num_bits":8,"type":"int")", "weights: type is \"int\"; want float"},
+      {R"("num_bits":8,"type":"float","symmetric":false)", "symmetric is false; want true"},
+      {R"("num_bits":8,"type":"float","dynamic":true)", "dynamic is true"},
+      {R"("num_bits":8,"type":"float","actorder":"weight")", "actorder is set"},
+      {R"("num_bits":8,"type":"float","strategy":"group","group_size":128)",
+       "strategy is \"group\"; supported are tensor, channel and block"},
+      {R"("num_bits":8,"type":"float","strategy":"block")", "block_structure is missing, want"}};
+  for (const auto& [fields, complaint] : weights) {
+    const std::string value =
+        absl::StrCat(R"({"quant_method":"compressed-tensors","format":"float-quantized",)",
+                     R"("config_groups":{"a":{"weights":{)", fields, "}}}}");
+    EXPECT_THAT(With(kLlama, "quantization_config", value), HasSubstr(complaint)) << value;
+  }
 }
 
 TEST(ModelConfigTest, RefusesOtherQuantisationsByTheirField) {
