@@ -1,5 +1,5 @@
 // Number formats of checkpoint tensors. I32 is no number here: quantised checkpoints keep eight of
-// 4 bits in one.
+// 4 bits in one. F8_E4M3 is none without a scale (runtime/model/float8_matrix.h).
 
 #ifndef TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
 #define TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
@@ -9,9 +9,10 @@
 
 namespace tandem {
 
-enum class TensorType : uint8_t { kF32, kF16, kBF16, kI32 };
+enum class TensorType : uint8_t { kF32, kF16, kBF16, kI32, kF8E4M3 };
 
 constexpr int64_t SizeBytes(TensorType type) {
+  if (type == TensorType::kF8E4M3) return 1;
   return type == TensorType::kF32 || type == TensorType::kI32 ? 4 : 2;
 }
 
@@ -25,6 +26,8 @@ constexpr std::string_view Name(TensorType type) {
       return "BF16";
     case TensorType::kI32:
       return "I32";
+    case TensorType::kF8E4M3:
+      return "F8_E4M3";
   }
   return "?";
 }

@@ -48,6 +48,12 @@ class Checkpoint final : public WeightSource {
     return holder == holders_.end() ? std::nullopt : holder->second->TypeOf(name);
   }
 
+  std::optional<std::vector<int64_t>> ShapeOf(std::string_view name) const override {
+    const auto holder = holders_.find(name);
+    if (holder == holders_.end()) return std::nullopt;
+    return holder->second->header().tensors.find(name)->second.shape;
+  }
+
   std::vector<std::string> Names() const override {
     std::vector<std::string> names;
     for (const auto& [name, file] : holders_) names.push_back(name);

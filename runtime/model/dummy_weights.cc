@@ -37,6 +37,10 @@ class DummyWeights final : public WeightSource {
     return config_.checkpoint_type;
   }
 
+  std::optional<std::vector<int64_t>> ShapeOf(std::string_view) const override {
+    return std::nullopt;
+  }
+
   std::vector<std::string> Names() const override { return {}; }
 
   absl::StatusOr<TensorView> Tensor(std::string_view name,
@@ -79,7 +83,8 @@ class DummyWeights final : public WeightSource {
       case TensorType::kBF16:
         return FillAs<uint16_t>(out, seed, count, limit,
                                 [](float value) { return ToBfloat16(value).bits; });
-      case TensorType::kI32:  // No config names it.
+      case TensorType::kI32:  // No config names these.
+      case TensorType::kF8E4M3:
         return;
     }
   }

@@ -117,6 +117,15 @@ absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened
         "tensors of the checkpoint are not read",
         {{"folder", options.folder}, {"count", unread.size()}, {"names", ShortList(unread)}});
   }
+  if (options.load_format == LoadFormat::kDummy) return absl::OkStatus();
+  if (opened.config.float8.present) {
+    LogInfo("8-bit floats are scaled when they are loaded; scales of inputs are not used",
+            {{"weights", NameOf(opened.types.weights)}});
+  }
+  // All have their shapes before any is packed.
+  for (const TensorDecl& tensor : opened.spec.Tensors()) {
+    TANDEM_RETURN_IF_ERROR(opened.source->Tensor(tensor.name, tensor.shape).status());
+  }
   return absl::OkStatus();
 }
 
@@ -169,6 +178,10 @@ std::string Model::Digest() const {
     digest.Update(absl::StrFormat("4 bits %d group %d zeros less %d\n",
                                   static_cast<int>(c.quantisation.method), c.quantisation.group,
                                   c.quantisation.zero_less));
+  }
+  if (c.float8.present) {
+    digest.Update(
+        absl::StrFormat("8-bit floats each %d by %d\n", c.float8.outputs, c.float8.inputs));
   }
   digest.Update(weights_->digest().data(), weights_->digest().size());
   const Sha256Digest result = digest.Finish();

@@ -26,7 +26,7 @@ struct ModelOptions {
   std::string folder;
   LoadFormat load_format = LoadFormat::kSafetensors;
   // "f32", "bf16", or "auto": the type that the weights have, never a narrower one. F16, and a mix
-  // of F16 and BF16, are computed in f32.
+  // of F16 and BF16, are computed in f32. Matrices in 4 bits or in 8-bit floats have no say.
   std::string dtype = "auto";
   // What matrices are kept in. "auto": what is computed in, or the checkpoint's own 4 bits. "int8",
   // "int4": quantised when they are packed.

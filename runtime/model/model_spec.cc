@@ -40,6 +40,26 @@ LinearPart QuantisedOutIn(const std::string& name, int64_t in_features, int64_t 
   return part;
 }
 
+// Scales, if the checkpoint has `part` in 8-bit floats. Whether it has, its tensor says: lists of
+// what is left as it was name modules in many ways.
+void AddFloat8Scales(const Float8Blocks& float8, const std::string& name, int64_t in_features,
+                     const WeightSource& source, LinearPart* part) {
+  if (!float8.present || source.TypeOf(part->weight.name) != TensorType::kF8E4M3) return;
+  const std::string of_transformers = name + ".weight_scale_inv";
+  const std::string scales =
+      source.Contains(of_transformers) ? of_transformers : name + ".weight_scale";
+  part->float8 = float8;
+  if (float8.outputs == 0) part->float8.outputs = part->out_features;
+  if (float8.inputs == 0) part->float8.inputs = in_features;
+  part->float8_scales = {scales,
+                         {CeilDiv(part->out_features, part->float8.outputs),
+                          CeilDiv(in_features, part->float8.inputs)}};
+  if (float8.outputs != 0) return;
+  // A matrix's only scale is a vector of one, or no vector.
+  const auto shape = source.ShapeOf(scales);
+  part->float8_scales.shape = shape && shape->empty() ? *shape : std::vector<int64_t>{1};
+}
+
 ModelSpec LlamaSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec;
   spec.layers_prefix = "model.layers.";
@@ -57,9 +77,12 @@ ModelSpec LlamaSpec(const ModelConfig& config, const WeightSource& source) {
   const Quantisation& quantisation = config.quantisation;
   const auto matrix = [&](const std::string& name, int64_t in_features, int64_t out_features,
                           bool biased) {
-    return quantisation.present()
-               ? QuantisedOutIn(name, in_features, out_features, biased, quantisation, source)
-               : OutIn(name, in_features, out_features, biased);
+    if (quantisation.present()) {
+      return QuantisedOutIn(name, in_features, out_features, biased, quantisation, source);
+    }
+    LinearPart part = OutIn(name, in_features, out_features, biased);
+    AddFloat8Scales(config.float8, name, in_features, source, &part);
+    return part;
   };
   // With norms behind, the one behind attention has the name of the one before the feed-forward.
   const char* const ffn_norm =
@@ -170,6 +193,7 @@ struct TensorLister {
       TANDEM_RETURN_IF_ERROR(Add(part.scales));
       TANDEM_RETURN_IF_ERROR(Add(part.zeros));
       TANDEM_RETURN_IF_ERROR(Add(part.group_index));
+      TANDEM_RETURN_IF_ERROR(Add(part.float8_scales));
     }
     for (const LinearPart& part : decl.parts) TANDEM_RETURN_IF_ERROR(Add(part.bias));
     return absl::OkStatus();
@@ -191,7 +215,9 @@ struct MatrixLister {
   absl::Status operator()(const NormDecl&) const { return absl::OkStatus(); }
   absl::Status operator()(const LinearDecl& decl) const {
     if (decl.quantisation.present()) return absl::OkStatus();
-    for (const LinearPart& part : decl.parts) matrices->push_back(part.weight);
+    for (const LinearPart& part : decl.parts) {
+      if (!part.float8.present) matrices->push_back(part.weight);
+    }
     return absl::OkStatus();
   }
 };
@@ -255,6 +281,7 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
                                        {config.vocab_size, config.hidden_size}},
                             .scales = {},
                             .bias = {}}}};
+  AddFloat8Scales(config.float8, "lm_head", config.hidden_size, source, &spec.logits.parts[0]);
   return spec;
 }
 

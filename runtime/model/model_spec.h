@@ -53,6 +53,9 @@ struct LinearPart {
   // A matrix in 4 bits has these too (int4_matrix.h).
   TensorDecl zeros = {};
   TensorDecl group_index = {};  // GPTQ's g_idx: each input's group.
+  // One in 8-bit floats has these (float8_matrix.h), and no `scales`: no kernel sees them.
+  TensorDecl float8_scales = {};
+  Float8Blocks float8 = {};
 };
 
 struct LinearDecl {
@@ -136,7 +139,8 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
 
   // Every tensor that is read; the embedding twice where it is the output projection, too.
   std::vector<TensorDecl> Tensors() const;
-  // The tables and weights among them: neither vectors nor scales, nor what is in 4 bits.
+  // The tables and weights among them: neither vectors nor scales, nor what is in 4 bits or in
+  // 8-bit floats.
   std::vector<TensorDecl> Matrices() const;
   int64_t NumParameters() const;  // One that is read twice counts once.
 };

@@ -39,8 +39,8 @@ int BitsOf(std::string_view dtype) {
 }
 
 std::optional<TensorType> TypeNamed(std::string_view dtype) {
-  for (TensorType type :
-       {TensorType::kF32, TensorType::kF16, TensorType::kBF16, TensorType::kI32}) {
+  for (TensorType type : {TensorType::kF32, TensorType::kF16, TensorType::kBF16, TensorType::kI32,
+                          TensorType::kF8E4M3}) {
     if (Name(type) == dtype) return type;
   }
   return std::nullopt;

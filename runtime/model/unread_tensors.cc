@@ -20,6 +20,15 @@ bool IsBuffer(std::string_view name) {
 // "lm_head" of "lm_head.weight".
 std::string_view ModuleOf(std::string_view name) { return name.substr(0, name.rfind('.')); }
 
+// A scale of what a matrix of 8-bit floats is multiplied with, which is not made 8 bits here.
+bool IsInputScale(std::string_view name, const WeightSource& source) {
+  const std::string_view kind = name.substr(ModuleOf(name).size());
+  if (kind != ".input_scale" && kind != ".activation_scale" && kind != ".input_scale_ub") {
+    return false;
+  }
+  return source.TypeOf(std::string(ModuleOf(name)) + ".weight") == TensorType::kF8E4M3;
+}
+
 }  // namespace
 
 std::string ShortList(const std::vector<std::string>& names) {
@@ -40,7 +49,7 @@ absl::StatusOr<std::vector<std::string>> UnreadTensors(const ModelSpec& spec,
 
   std::vector<std::string> unread, missed;
   for (std::string& name : source.Names()) {
-    if (read.contains(name) || IsBuffer(name)) continue;
+    if (read.contains(name) || IsBuffer(name) || IsInputScale(name, source)) continue;
     const bool matters = name.starts_with(spec.layers_prefix) || modules.contains(ModuleOf(name));
     (matters ? missed : unread).push_back(std::move(name));
   }

@@ -13,7 +13,7 @@
 namespace tandem {
 
 // Names of tensors that are left out, without the buffers that old checkpoints carry along (causal
-// masks, rotary frequencies).
+// masks, rotary frequencies) and scales of inputs beside matrices of 8-bit floats.
 // FailedPrecondition naming some of those that cannot be left out without changing the numbers: any
 // of a layer (a bias that config.json does not announce, layers beyond its number of them), and any
 // that stands beside a tensor that is read.

@@ -29,6 +29,9 @@ class WeightSource {
   // dtype.
   virtual std::optional<TensorType> TypeOf(std::string_view name) const = 0;
 
+  // Its shape; nothing if it is missing, or if it has the one that is asked for.
+  virtual std::optional<std::vector<int64_t>> ShapeOf(std::string_view name) const = 0;
+
   // Every tensor of a checkpoint; none of dummy weights, which have what is asked for.
   virtual std::vector<std::string> Names() const = 0;
 

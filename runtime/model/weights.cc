@@ -9,6 +9,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/model/float8_matrix.h"
 #include "runtime/model/int4_matrix.h"
 #include "runtime/model/number_convert.h"
 
@@ -145,6 +146,10 @@ Sha256Digest KeyOf(const Plan& plan, DType compute_dtype, const std::string& ide
       add(part.scales);
       if (part.zeros.present()) add(part.zeros);
       if (part.group_index.present()) add(part.group_index);
+      if (part.float8.present) {
+        add(part.float8_scales);
+        key.Update(absl::StrFormat("each %d by %d\n", part.float8.outputs, part.float8.inputs));
+      }
     }
     if (section.quantisation.present()) {
       key.Update(absl::StrFormat("zeros less %d\n", section.quantisation.zero_less));
@@ -192,9 +197,10 @@ class Packer {
   // A tensor of numbers.
   absl::StatusOr<TensorView> Read(const TensorDecl& source) {
     TANDEM_ASSIGN_OR_RETURN(TensorView view, ReadAny(source));
-    if (view.type != TensorType::kI32) return view;
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "tensor \"%s\" is of type I32; supported are F32, F16 and BF16", source.name));
+    if (view.type != TensorType::kI32 && view.type != TensorType::kF8E4M3) return view;
+    return absl::FailedPreconditionError(
+        absl::StrFormat("tensor \"%s\" is of type %s; supported are F32, F16 and BF16", source.name,
+                        std::string(Name(view.type))));
   }
 
   absl::StatusOr<TensorView> ReadAny(const TensorDecl& source) {
@@ -251,12 +257,25 @@ class Packer {
     return backend_.PackLinear(section.linear, parts, out);
   }
 
+  absl::StatusOr<std::vector<float>> ReadFloat8(const LinearPart& decl) {
+    TANDEM_ASSIGN_OR_RETURN(const TensorView numbers, ReadAny(decl.weight));
+    TANDEM_ASSIGN_OR_RETURN(const TensorView scales, Read(decl.float8_scales));
+    return ScaleFloat8(decl.float8, numbers, scales);
+  }
+
   absl::Status PackLinear(const Section& section, std::span<std::byte> out) {
     if (section.quantisation.present()) return PackInt4(section, out);
     std::list<std::vector<float>> converted;
     std::list<std::vector<uint16_t>> aligned;
     std::vector<WeightPart> parts;
     for (const LinearPart& decl : section.parts) {
+      if (decl.float8.present) {
+        TANDEM_ASSIGN_OR_RETURN(std::vector<float> numbers, ReadFloat8(decl));
+        parts.push_back({.data = converted.emplace_back(std::move(numbers)).data(),
+                         .out_features = decl.out_features,
+                         .dtype = DType::kF32});
+        continue;
+      }
       TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(decl.weight));
       WeightPart part{.data = view.bytes.data(),
                       .out_features = decl.out_features,

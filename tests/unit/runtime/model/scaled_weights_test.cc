@@ -114,6 +114,9 @@ class Tensors final : public WeightSource {
 
   bool Contains(std::string_view name) const override { return tensors_.contains(name); }
   std::optional<TensorType> TypeOf(std::string_view) const override { return TensorType::kF32; }
+  std::optional<std::vector<int64_t>> ShapeOf(std::string_view) const override {
+    return std::nullopt;
+  }
   std::vector<std::string> Names() const override { return {}; }
   absl::StatusOr<TensorView> Tensor(std::string_view name,
                                     std::span<const int64_t> shape) override {

@@ -1,0 +1,360 @@
+// Checkpoints in 8-bit floats, as those who write them do, against the same weights written wide,
+// which are made here from the definition of E4M3.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/api/half.h"
+#include "runtime/base/random.h"
+#include "runtime/model/float8_matrix.h"
+#include "tests/support/temp_folder.h"
+#include "tests/unit/runtime/model/decoder_harness.h"
+#include "tests/unit/runtime/model/stored_tensors.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+// The upper halves of what ml_dtypes 0.6.0 makes of each float8_e4m3fn in float32; all lower halves
+// are zero.
+constexpr uint16_t kE4m3InMlDtypes[256] = {
+    0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, 0x3C80, 0x3C90, 0x3CA0, 0x3CB0,
+    0x3CC0, 0x3CD0, 0x3CE0, 0x3CF0, 0x3D00, 0x3D10, 0x3D20, 0x3D30, 0x3D40, 0x3D50, 0x3D60, 0x3D70,
+    0x3D80, 0x3D90, 0x3DA0, 0x3DB0, 0x3DC0, 0x3DD0, 0x3DE0, 0x3DF0, 0x3E00, 0x3E10, 0x3E20, 0x3E30,
+    0x3E40, 0x3E50, 0x3E60, 0x3E70, 0x3E80, 0x3E90, 0x3EA0, 0x3EB0, 0x3EC0, 0x3ED0, 0x3EE0, 0x3EF0,
+    0x3F00, 0x3F10, 0x3F20, 0x3F30, 0x3F40, 0x3F50, 0x3F60, 0x3F70, 0x3F80, 0x3F90, 0x3FA0, 0x3FB0,
+    0x3FC0, 0x3FD0, 0x3FE0, 0x3FF0, 0x4000, 0x4010, 0x4020, 0x4030, 0x4040, 0x4050, 0x4060, 0x4070,
+    0x4080, 0x4090, 0x40A0, 0x40B0, 0x40C0, 0x40D0, 0x40E0, 0x40F0, 0x4100, 0x4110, 0x4120, 0x4130,
+    0x4140, 0x4150, 0x4160, 0x4170, 0x4180, 0x4190, 0x41A0, 0x41B0, 0x41C0, 0x41D0, 0x41E0, 0x41F0,
+    0x4200, 0x4210, 0x4220, 0x4230, 0x4240, 0x4250, 0x4260, 0x4270, 0x4280, 0x4290, 0x42A0, 0x42B0,
+    0x42C0, 0x42D0, 0x42E0, 0x42F0, 0x4300, 0x4310, 0x4320, 0x4330, 0x4340, 0x4350, 0x4360, 0x4370,
+    0x4380, 0x4390, 0x43A0, 0x43B0, 0x43C0, 0x43D0, 0x43E0, 0x7FC0, 0x8000, 0xBB00, 0xBB80, 0xBBC0,
+    0xBC00, 0xBC20, 0xBC40, 0xBC60, 0xBC80, 0xBC90, 0xBCA0, 0xBCB0, 0xBCC0, 0xBCD0, 0xBCE0, 0xBCF0,
+    0xBD00, 0xBD10, 0xBD20, 0xBD30, 0xBD40, 0xBD50, 0xBD60, 0xBD70, 0xBD80, 0xBD90, 0xBDA0, 0xBDB0,
+    0xBDC0, 0xBDD0, 0xBDE0, 0xBDF0, 0xBE00, 0xBE10, 0xBE20, 0xBE30, 0xBE40, 0xBE50, 0xBE60, 0xBE70,
+    0xBE80, 0xBE90, 0xBEA0, 0xBEB0, 0xBEC0, 0xBED0, 0xBEE0, 0xBEF0, 0xBF00, 0xBF10, 0xBF20, 0xBF30,
+    0xBF40, 0xBF50, 0xBF60, 0xBF70, 0xBF80, 0xBF90, 0xBFA0, 0xBFB0, 0xBFC0, 0xBFD0, 0xBFE0, 0xBFF0,
+    0xC000, 0xC010, 0xC020, 0xC030, 0xC040, 0xC050, 0xC060, 0xC070, 0xC080, 0xC090, 0xC0A0, 0xC0B0,
+    0xC0C0, 0xC0D0, 0xC0E0, 0xC0F0, 0xC100, 0xC110, 0xC120, 0xC130, 0xC140, 0xC150, 0xC160, 0xC170,
+    0xC180, 0xC190, 0xC1A0, 0xC1B0, 0xC1C0, 0xC1D0, 0xC1E0, 0xC1F0, 0xC200, 0xC210, 0xC220, 0xC230,
+    0xC240, 0xC250, 0xC260, 0xC270, 0xC280, 0xC290, 0xC2A0, 0xC2B0, 0xC2C0, 0xC2D0, 0xC2E0, 0xC2F0,
+    0xC300, 0xC310, 0xC320, 0xC330, 0xC340, 0xC350, 0xC360, 0xC370, 0xC380, 0xC390, 0xC3A0, 0xC3B0,
+    0xC3C0, 0xC3D0, 0xC3E0, 0xFFC0};
+
+// By the definition: (-1)^s · 2^(e - 7) · 1.m, without the 1 and with e of 1 where e is 0.
+double ByDefinition(int number) {
+  const int exponent = number >> 3 & 15, mantissa = number & 7;
+  if (exponent == 15 && mantissa == 7) return NAN;
+  const double significand = (exponent == 0 ? 0 : 1) + mantissa / 8.0;
+  return (number < 128 ? 1 : -1) * std::ldexp(significand, std::max(exponent, 1) - 7);
+}
+
+TEST(Float8MatrixTest, AllNumbersAreThoseOfTheDefinitionAndOfAnotherLibrary) {
+  for (int i = 0; i < 256; ++i) {
+    const float number = FloatOfE4m3(static_cast<uint8_t>(i));
+    EXPECT_EQ(std::signbit(number), i >= 128) << i;
+    EXPECT_EQ(ToBfloat16(number).bits, kE4m3InMlDtypes[i]) << i;
+    if (i % 128 == 127) {
+      EXPECT_TRUE(std::isnan(number)) << i;
+    } else {
+      EXPECT_EQ(number, ByDefinition(i)) << i;
+    }
+  }
+}
+
+// What a format is: config.json's words, the tensor of scales, its type, and the blocks.
+struct Format {
+  const char* name;
+  const char* config;
+  const char* scales;
+  const char* type;
+  int64_t outputs, inputs;  // 0: all.
+  size_t scalar_rank = 1;   // Dimensions of a matrix's only scale.
+  const char* input_scale = "";
+};
+constexpr Format kFormats[] = {
+    {"DeepSeek",
+     R"({"quant_method":"fp8","activation_scheme":"dynamic","fmt":"e4m3",)"
+     R"("weight_block_size":[128,128],"modules_to_not_convert":["lm_head","model.norm"]})",
+     "weight_scale_inv", "F32", 128, 128},
+    {"odd blocks", R"({"quant_method":"fp8","weight_block_size":[48,80]})", "weight_scale_inv",
+     "BF16", 48, 80},
+    {"Transformers",
+     R"({"quant_method":"fp8","activation_scheme":"static","weight_block_size":null})",
+     "weight_scale_inv", "BF16", 0, 0, 0, "activation_scale"},
+    {"AutoFP8",
+     R"({"quant_method":"fp8","activation_scheme":"static","ignored_layers":["lm_head"]})",
+     "weight_scale", "F32", 0, 0, 1, "input_scale"},
+    {"tensor",
+     R"({"quant_method":"compressed-tensors","format":"float-quantized","kv_cache_scheme":null,)"
+     R"("config_groups":{"group_0":{"targets":["Linear"],"output_activations":null,)"
+     R"("input_activations":{"num_bits":8,"type":"float","dynamic":false,"strategy":"tensor"},)"
+     R"("weights":{"num_bits":8,"type":"float","strategy":"tensor","symmetric":true,)"
+     R"("dynamic":false}}},"ignore":["lm_head"],"sparsity_config":{},"transform_config":{}})",
+     "weight_scale", "F32", 0, 0, 1, "input_scale"},
+    {"channel",
+     R"({"quant_method":"compressed-tensors","format":"float-quantized",)"
+     R"("config_groups":{"group_0":{"format":"float-quantized","weights":{"num_bits":8,)"
+     R"("type":"float","strategy":"channel","actorder":null}}},)"
+     R"("sparsity_config":{"format":"dense"}})",
+     "weight_scale", "BF16", 1, 0},
+    {"block",
+     R"({"quant_method":"compressed-tensors","format":"float-quantized",)"
+     R"("config_groups":{"group_0":{"weights":{"num_bits":8,"type":"float","strategy":"block",)"
+     R"("block_structure":[128,128]}}}})",
+     "weight_scale", "F16", 128, 128},
+    {"FBGEMM", R"({"quant_method":"fbgemm_fp8","activation_scale_ub":1200.0})", "weight_scale",
+     "F32", 1, 0, 1, "input_scale_ub"}};
+
+int64_t Blocks(int64_t all, int64_t block) { return block == 0 ? 1 : (all + block - 1) / block; }
+
+StoredTensor StoredAs(const std::string& type, std::vector<int64_t> shape,
+                      std::vector<float>* numbers) {
+  std::vector<uint16_t> halves;
+  for (float& number : *numbers) {
+    if (type == "BF16") {
+      halves.push_back(ToBfloat16(number).bits);
+      number = ToFloat(Bfloat16{halves.back()});
+    } else if (type == "F16") {
+      halves.push_back(ToHalf(number).bits);
+      number = ToFloat(Half{halves.back()});
+    }
+  }
+  return type == "F32" ? Stored(type, shape, *numbers) : Stored(type, shape, halves);
+}
+
+// The same numbers in a format and, in one of 16 or 32 bits, multiplied out.
+struct Pair {
+  StoredTensors float8, wide;
+};
+
+Pair CheckpointsOf(const Format& format, const std::string& wide_type) {
+  Random random(11);
+  Pair pair;
+  pair.float8 = pair.wide = UnquantisedTensors(&random);
+  for (const StoredMatrix& matrix : kMatrices) {
+    const int64_t inputs = matrix.inputs, outputs = matrix.outputs;
+    std::vector<uint8_t> numbers;
+    for (int64_t i = 0; i < inputs * outputs; ++i) {
+      numbers.push_back(static_cast<uint8_t>(random.Below(127) | random.Below(2) << 7));
+    }
+    const int64_t rows = Blocks(outputs, format.outputs), columns = Blocks(inputs, format.inputs);
+    std::vector<float> scales;
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      scales.push_back(0.0005f + 0.001f * static_cast<float>(random.Unit()));
+    }
+    std::vector<int64_t> shape{rows, columns};
+    if (format.outputs == 0) shape.assign(format.scalar_rank, 1);
+    const std::string name = NameOf(matrix) + ".";
+    pair.float8[name + "weight"] = Stored("F8_E4M3", {outputs, inputs}, numbers);
+    pair.float8[name + format.scales] = StoredAs(format.type, shape, &scales);
+    if (*format.input_scale != '\0') {
+      pair.float8[name + format.input_scale] = Stored("F32", {}, std::vector<float>{0.5f});
+    }
+    std::vector<float> wide;
+    for (int64_t n = 0; n < outputs; ++n) {
+      for (int64_t k = 0; k < inputs; ++k) {
+        const int64_t row = format.outputs == 0 ? 0 : n / format.outputs;
+        const int64_t column = format.inputs == 0 ? 0 : k / format.inputs;
+        wide.push_back(static_cast<float>(ByDefinition(numbers[n * inputs + k]) *
+                                          scales[row * columns + column]));
+      }
+    }
+    pair.wide[name + "weight"] = StoredAs(wide_type, {outputs, inputs}, &wide);
+  }
+  return pair;
+}
+
+std::vector<float> LogitsOf(const StoredTensors& tensors, const std::string& quantisation,
+                            const std::string& kept) {
+  TempFolder folder;
+  WriteCheckpoint(folder, tensors, quantisation);
+  const auto harness = DecoderHarness::Create(folder.path(), kept, {.device = "cpu"}, 16);
+  EXPECT_TRUE(harness.ok()) << kept << ": " << harness.status();
+  if (!harness.ok()) return {};
+  const std::vector<int32_t> tokens = {1, 17, 5, 95, 40, 2, 3};
+  return (*harness)->Feed(tokens);
+}
+
+TEST(Float8CheckpointTest, EveryFormatIsTheSameWeightsMultipliedOut) {
+  for (const Format& format : kFormats) {
+    for (const char* kept : {"f32", "bf16", "bf16_int8", "bf16_int4"}) {
+      const Pair pair = CheckpointsOf(format, "F32");
+      const auto logits = LogitsOf(pair.float8, format.config, kept);
+      ASSERT_EQ(logits.size(), 7u * kVocabulary);
+      EXPECT_TRUE(std::isfinite(logits[0]));
+      EXPECT_EQ(logits, LogitsOf(pair.wide, "", kept)) << format.name << " as " << kept;
+    }
+    const Pair pair = CheckpointsOf(format, "BF16");
+    EXPECT_EQ(LogitsOf(pair.float8, format.config, "bf16"), LogitsOf(pair.wide, "", "bf16"))
+        << format.name;
+  }
+}
+
+// Which are in 8 bits, their tensors say.
+TEST(Float8CheckpointTest, SomeMatricesMayBeWideAndTheOutputProjectionNarrow) {
+  const Format& format = kFormats[0];
+  Pair pair = CheckpointsOf(format, "F32");
+  const std::string wide = "model.layers.0.mlp.up_proj.", last = "lm_head.";
+  const std::vector<uint8_t> numbers(kVocabulary * kHidden, 0x39);  // 1.125
+  pair.float8[wide + "weight"] = pair.wide[wide + "weight"];
+  pair.float8.erase(wide + "weight_scale_inv");
+  pair.float8[last + "weight"] = Stored("F8_E4M3", {kVocabulary, kHidden}, numbers);
+  pair.float8[last + "weight_scale_inv"] = Stored("F32", {1, 1}, std::vector<float>{2});
+  pair.wide[last + "weight"] =
+      Stored("F32", {kVocabulary, kHidden}, std::vector<float>(kVocabulary * kHidden, 2.25f));
+  EXPECT_EQ(LogitsOf(pair.float8, format.config, "f32"), LogitsOf(pair.wide, "", "f32"));
+}
+
+TEST(Float8CheckpointTest, WhatIsNotInEightBitsDecidesWhatIsComputedIn) {
+  StoredTensors tensors = CheckpointsOf(kFormats[0], "F32").float8;
+  const auto backend = CreateBackend({.device = "cpu"});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto types = [&] {
+    TempFolder folder;
+    WriteCheckpoint(folder, tensors, kFormats[0].config);
+    return NamesOf(Model::Plan({.folder = folder.path()}, **backend)->types);
+  };
+  EXPECT_EQ(types(), "compute=f32 weights=f32 kv=f32");
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    std::vector<float> zeros(kVocabulary * kHidden);
+    tensors[name] = StoredAs("BF16", {kVocabulary, kHidden}, &zeros);
+  }
+  EXPECT_EQ(types(), "compute=bf16 weights=bf16 kv=bf16");
+}
+
+TEST(Float8CheckpointTest, DummyWeightsHaveNoScales) {
+  TempFolder folder;
+  WriteConfig(folder, kFormats[0].config);
+  EXPECT_EQ(LoadRefusal({.folder = folder.path(), .load_format = LoadFormat::kDummy}), "loaded");
+}
+
+TEST(Float8MatrixTest, ANotANumberStaysOneAndAProductRoundsOnce) {
+  const std::vector<uint8_t> numbers = {0x7F, 0xFF, 0x00, 0x80, 0x3B, 0x01};
+  const std::vector<float> scales = {0x1.fffffep+0f, 0x1p-140f};
+  const auto bytes = [](const auto& vector) {
+    return std::span(reinterpret_cast<const uint8_t*>(vector.data()),
+                     vector.size() * sizeof(vector[0]));
+  };
+  const std::vector<float> weights = ScaleFloat8({.present = true, .outputs = 1, .inputs = 5},
+                                                 {TensorType::kF8E4M3, {1, 6}, bytes(numbers)},
+                                                 {TensorType::kF32, {1, 2}, bytes(scales)});
+  ASSERT_EQ(weights.size(), 6u);
+  EXPECT_TRUE(std::isnan(weights[0]) && std::isnan(weights[1]));
+  EXPECT_TRUE(weights[2] == 0 && !std::signbit(weights[2]));
+  EXPECT_TRUE(weights[3] == 0 && std::signbit(weights[3]));
+  EXPECT_EQ(weights[4], static_cast<float>(1.375 * 0x1.fffffep+0));
+  EXPECT_EQ(weights[5], 0x1p-149f) << "denormals are kept";
+}
+
+TEST(Float8CheckpointTest, ScalesAndBlocksAreInTheDigestAndInTheKeyOfTheCache) {
+  StoredTensors tensors = CheckpointsOf(kFormats[0], "F32").float8;
+  TempFolder folder, cache;
+  const auto backend = CreateBackend({.device = "cpu"});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  std::set<std::string> digests;
+  const auto load = [&] {
+    const auto model =
+        Model::Load({.folder = folder.path(), .cache_dir = cache.path()}, backend->get());
+    ASSERT_TRUE(model.ok()) << model.status();
+    digests.insert((*model)->Digest());
+  };
+  const auto images = [&] {
+    int count = 0;
+    for (const auto& file : std::filesystem::directory_iterator(cache.path())) {
+      count += file.path().extension() != ".lock";
+    }
+    return count;
+  };
+  WriteCheckpoint(folder, tensors, kFormats[0].config);
+  load();
+  const int one = images();
+  // As many blocks, of another size: no tensor has changed.
+  WriteConfig(folder, R"({"quant_method":"fp8","weight_block_size":[150,150]})");
+  load();
+  EXPECT_EQ(digests.size(), 2u);
+  EXPECT_EQ(images(), one + 1);
+  const std::string name = "model.layers.0.mlp.down_proj.weight_scale_inv";
+  tensors[name].bytes[2] ^= 1;
+  WriteCheckpoint(folder, tensors, kFormats[0].config);
+  load();
+  EXPECT_EQ(digests.size(), 3u);
+}
+
+class Float8RefusalTest : public testing::Test {
+ protected:
+  std::string Refusal(const StoredTensors& tensors, const char* quantisation) {
+    TempFolder folder, cache;
+    WriteCheckpoint(folder, tensors, quantisation);
+    const std::string refusal = LoadRefusal({.folder = folder.path(), .cache_dir = cache.path()});
+    began_to_pack_ = !std::filesystem::is_empty(cache.path());
+    return refusal;
+  }
+
+  bool began_to_pack_ = false;
+  const std::string name_ = "model.layers.0.mlp.down_proj.";
+};
+
+TEST_F(Float8RefusalTest, ScalesThatAreMissingOrOfAnotherShape) {
+  for (const Format& format : kFormats) {
+    const StoredTensors good = CheckpointsOf(format, "F32").float8;
+    const std::string scales = name_ + format.scales;
+    StoredTensors tensors = good;
+    tensors[scales] = Stored("F32", {2, 5}, std::vector<float>(10));
+    EXPECT_THAT(
+        Refusal(tensors, format.config),
+        HasSubstr(absl::StrCat("\"", scales, "\" has shape [2, 5], config.json asks for [")))
+        << format.name;
+    EXPECT_FALSE(began_to_pack_);
+    tensors = good;
+    tensors.erase(scales);
+    EXPECT_THAT(Refusal(tensors, format.config), HasSubstr("weight_scale\" is missing"));
+    EXPECT_FALSE(began_to_pack_);
+  }
+}
+
+TEST_F(Float8RefusalTest, OtherTypesByTheirName) {
+  const Format& format = kFormats[0];
+  const StoredTensors good = CheckpointsOf(format, "F32").float8;
+  StoredTensors tensors = good;
+  tensors[name_ + "weight"].dtype = "F8_E5M2";
+  tensors.erase(name_ + "weight_scale_inv");
+  EXPECT_THAT(Refusal(tensors, format.config), HasSubstr("down_proj.weight\" is F8_E5M2"));
+  tensors = good;
+  tensors[name_ + "weight_scale_inv"].dtype = "I32";
+  EXPECT_THAT(Refusal(tensors, format.config), HasSubstr("weight_scale_inv\" is of type I32"));
+  // No table, and no matrix where config.json does not say so.
+  tensors = good;
+  const std::vector<uint8_t> numbers(kVocabulary * kHidden);
+  tensors["model.embed_tokens.weight"] = Stored("F8_E4M3", {kVocabulary, kHidden}, numbers);
+  EXPECT_THAT(Refusal(tensors, format.config),
+              HasSubstr("embed_tokens.weight\" is of type F8_E4M3; supported are F32"));
+  tensors = CheckpointsOf(format, "F32").wide;
+  tensors["lm_head.weight"] = Stored("F8_E4M3", {kVocabulary, kHidden}, numbers);
+  EXPECT_THAT(Refusal(tensors, ""), HasSubstr("lm_head.weight\" is of type F8_E4M3"));
+}
+
+TEST_F(Float8RefusalTest, TensorsThatWouldChangeTheNumbers) {
+  const Format& format = kFormats[0];
+  const StoredTensors good = CheckpointsOf(format, "F32").float8;
+  const StoredTensor scale = Stored("F32", {}, std::vector<float>{1});
+  for (const char* name :
+       {"self_attn.k_scale", "mlp.down_proj.weight_scale", "input_layernorm.input_scale"}) {
+    StoredTensors tensors = good;
+    tensors[absl::StrCat("model.layers.0.", name)] = scale;
+    EXPECT_THAT(Refusal(tensors, format.config), HasSubstr("would change the numbers")) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tandem
