@@ -62,11 +62,25 @@ absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
       absl::StrFormat("kv is \"%s\", want auto, f32, bf16, int8 or int8g8", name));
 }
 
+absl::Status CheckOutputWeights(const ModelOptions& options) {
+  if (options.output_weights == "auto") return absl::OkStatus();
+  if (options.output_weights != "dtype") {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("output_weights is \"%s\", want auto or dtype", options.output_weights));
+  }
+  if (options.weights != "auto") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "output_weights is \"dtype\", which the output projection has anyway with weights of "
+      "\"auto\": want int8 or int4 there, or auto here");
+}
+
 absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool is_quantised,
                                    TensorType stored_type) {
   TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
   ModelTypes types = ModelTypes::Of(compute);
   TANDEM_ASSIGN_OR_RETURN(types.kv, KvTypeNamed(options.kv, types.kv));
+  TANDEM_RETURN_IF_ERROR(CheckOutputWeights(options));
+  types.output_is_plain = options.output_weights == "dtype";
   if (is_quantised) types.weights = WeightType::kInt4;
   if (options.weights == "auto") return types;
   if (is_quantised) {

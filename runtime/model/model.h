@@ -31,6 +31,9 @@ struct ModelOptions {
   // What matrices are kept in. "auto": what is computed in, or the checkpoint's own 4 bits. "int8",
   // "int4": quantised when they are packed.
   std::string weights = "auto";
+  // What the output projection is kept in. "auto": as `weights`. "dtype": what is computed in, of
+  // weights that would otherwise be quantised here.
+  std::string output_weights = "auto";
   // What KV is kept in. "auto": what is computed in. "f32", "bf16", "int8" and "int8g8" are
   // KvTypes.
   std::string kv = "auto";
@@ -49,7 +52,8 @@ struct ModelPlan {
 class Model {
  public:
   // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint, UnreadTensors and
-  // ModelWeights; InvalidArgument for an unknown dtype, weights or kv.
+  // ModelWeights; InvalidArgument for an unknown dtype, weights,
+  // output_weights or kv.
   static absl::StatusOr<std::unique_ptr<Model>> Load(const ModelOptions& options, Backend* backend);
 
   // Reads no weights. Errors as of Load.

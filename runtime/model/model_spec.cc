@@ -280,7 +280,8 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
                             .weight = {tied ? spec.embedding.table.name : kOutputProjection,
                                        {config.vocab_size, config.hidden_size}},
                             .scales = {},
-                            .bias = {}}}};
+                            .bias = {}}},
+                 .is_output = true};
   AddFloat8Scales(config.float8, "lm_head", config.hidden_size, source, &spec.logits.parts[0]);
   return spec;
 }

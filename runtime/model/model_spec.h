@@ -64,6 +64,7 @@ struct LinearDecl {
   WeightLayout layout = WeightLayout::kOutIn;
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
   Quantisation quantisation = {};  // How the checkpoint keeps it, if in 4 bits.
+  bool is_output = false;          // The output projection (ModelTypes::output_is_plain).
 
   bool biased() const { return !parts.empty() && parts[0].bias.present(); }
   bool scaled() const { return !parts.empty() && parts[0].scales.present(); }

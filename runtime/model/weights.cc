@@ -74,7 +74,9 @@ class Planner {
 
   absl::Status operator()(const LinearDecl& decl) const {
     const bool comes_in_int4 = decl.quantisation.present();
-    const WeightType weight_type = comes_in_int4 ? WeightType::kInt4 : types_.weights;
+    const bool is_plain = decl.is_output && types_.output_is_plain;
+    const WeightType kept = is_plain ? WeightTypeOf(types_.compute) : types_.weights;
+    const WeightType weight_type = comes_in_int4 ? WeightType::kInt4 : kept;
     const int64_t int4_group = comes_in_int4 ? decl.quantisation.group : kQuantisedGroup;
     Section section{.kind = Section::Kind::kLinear,
                     .parts = decl.parts,

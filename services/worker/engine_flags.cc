@@ -35,6 +35,10 @@ void EngineFlags::Declare(FlagSet* flags) {
       "what matrices are kept in; auto: --dtype; int8, int4: quantised when they are loaded, "
       "multiplied with inputs of 8 bits");
   flags->AddChoice(
+      "output-weights", &output_weights, {"auto", "dtype"},
+      "what the output projection is kept in; auto: --weights; dtype: --dtype, with --weights int8 "
+      "or int4: it alone is not quantised");
+  flags->AddChoice(
       "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8"},
       "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
       "int8g8: a scale each 8 numbers");
@@ -65,6 +69,7 @@ std::vector<std::string> EngineFlags::Arguments() const {
       absl::StrCat("--threads=", threads),
       "--dtype=" + dtype,
       "--weights=" + weights,
+      "--output-weights=" + output_weights,
       "--kv-dtype=" + kv_dtype,
       "--isa=" + isa,
       "--load-format=" + load_format,

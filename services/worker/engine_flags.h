@@ -24,6 +24,7 @@ struct EngineFlags {
   int32_t threads = 0;
   std::string dtype = "auto";
   std::string weights = "auto";
+  std::string output_weights = "auto";
   std::string kv_dtype = "auto";
   std::string isa = "auto";
   std::string load_format = "auto";

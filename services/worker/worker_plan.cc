@@ -27,6 +27,7 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .load_format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors,
       .dtype = options.dtype,
       .weights = options.weights,
+      .output_weights = options.output_weights,
       .kv = options.kv_dtype,
       .cache_dir = options.cache_dir.empty() ? DefaultCacheDir() : options.cache_dir};
   TANDEM_ASSIGN_OR_RETURN(const ModelPlan model, Model::Plan(model_options, backend));

@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-// "f32" or "bf16"; or either with what matrices are kept in, "bf16_int8" or "bf16_int4", or KV,
-// "bf16_kvint8".
+// "f32" or "bf16"; or either with what matrices are kept in, "bf16_int8" or "bf16_int4", all or all
+// but the output projection, "bf16_int8_output", or KV, "bf16_kvint8".
 inline ModelOptions InFormat(const std::string& folder, const std::string& format) {
   const size_t end = format.find('_');
   ModelOptions options{.folder = folder, .dtype = format.substr(0, end)};
@@ -19,7 +19,8 @@ inline ModelOptions InFormat(const std::string& folder, const std::string& forma
   if (kept.starts_with("kv")) {
     options.kv = kept.substr(2);
   } else {
-    options.weights = kept;
+    options.weights = kept.substr(0, kept.find('_'));
+    if (kept.ends_with("_output")) options.output_weights = "dtype";
   }
   return options;
 }

@@ -52,6 +52,7 @@ REFUSED = [
       for term, path, value in (
           ("transport", "transport", "grpc"), ("dtype", "config", {"dtype": "f32"}), ("isa", "config", {"isa": "generic"}),
           ("weights", "config", {"weights": "int8"}), ("kv-dtype", "config", {"kv-dtype": "int8"}),
+          ("output-weights", "config", {"output-weights": "dtype"}),
           ("block-size", "config", {"block-size": 16}), ("load-format", "config", {"load-format": "dummy"}))],
     ("nobody decodes", {"pools": {"prefill": {"role": "prefill"}}}, "none has the role decode or hybrid"),
     ("a pool without a limit of memory", {"pools/decode/resources": {"requests": {"cpu": 1}}},

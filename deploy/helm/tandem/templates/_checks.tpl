@@ -81,6 +81,7 @@ block-size: {{ get .config "block-size" | default 16 | toString | quote }}
 load-format: {{ get .config "load-format" | default "auto" }}
 dtype: {{ get .config "dtype" | default "auto" | replace "auto" "any" }}
 weights: {{ get .config "weights" | default "auto" }}
+output-weights: {{ get .config "output-weights" | default "auto" }}
 kv-dtype: {{ get .config "kv-dtype" | default "auto" }}
 isa: {{ get (dict "auto" "any" "generic" "generic") (get .config "isa" | default "auto") | default "fma" }}
 {{- end -}}

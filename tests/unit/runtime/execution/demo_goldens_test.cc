@@ -177,7 +177,9 @@ TEST(DemoGoldensTest, FewerBitsOfWeightsCostLittlePerplexityOnHeldOutText) {
     const double whole = HeldOutPerplexity(dtype);
     std::printf("%s: perplexity %.4f\n", dtype.c_str(), whole);
     const std::pair<const char*, double> limits[] = {{"_int8", kMaxInt8WeightsPerplexity},
-                                                     {"_int4", kMaxInt4WeightsPerplexity}};
+                                                     {"_int8_output", kMaxInt8WeightsPerplexity},
+                                                     {"_int4", kMaxInt4WeightsPerplexity},
+                                                     {"_int4_output", kMaxInt4WeightsPerplexity}};
     for (const auto& [weights, limit] : limits) {
       const double fewer = HeldOutPerplexity(dtype + weights);
       std::printf("%s%s: perplexity %.4f, %+.3f %%\n", dtype.c_str(), weights, fewer,

@@ -167,6 +167,10 @@ TEST(FingerprintsTest, EachOfTheThreeTypesHasItsNameInTheFingerprints) {
             "compute=f32 weights=f32 kv=bf16");
   EXPECT_EQ(NamesOf({.compute = DType::kF32, .weights = WeightType::kInt8, .kv = KvType::kF32}),
             "compute=f32 weights=int8 kv=f32");
+  EXPECT_EQ(NamesOf({.weights = WeightType::kInt8, .output_is_plain = true}),
+            "compute=f32 weights=int8 kv=f32 output=f32");
+  EXPECT_NE(NumericsIdOf(kLlama, "bf16_int8", "cpu", 1),
+            NumericsIdOf(kLlama, "bf16_int8_output", "cpu", 1));
 }
 
 TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {

@@ -346,6 +346,46 @@ TEST(ModelTest, MatricesAreKeptInWhatIsAskedFor) {
   }
 }
 
+TEST(ModelTest, TheOutputProjectionAloneMayStayAsItIsComputedIn) {
+  const auto backend = Reference();
+  for (const char* name : {"llama_mha32_tied", "llama_gqa64_bf16_sharded"}) {
+    ModelOptions options{.folder = Tiny(name), .dtype = "bf16", .output_weights = "dtype"};
+    for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+      options.weights = NameOf(type);
+      const auto model = Model::Load(options, backend.get());
+      ASSERT_TRUE(model.ok()) << model.status();
+      const WeightParts& parts = (*model)->weights().parts();
+      EXPECT_EQ(parts.logits.op->spec().weight_type, WeightType::kBF16);
+      for (const LayerWeights& layer : parts.layers) {
+        for (const LinearWeights* linear :
+             {&layer.qkv, &layer.attention_output, &layer.ffn_in, &layer.ffn_out}) {
+          EXPECT_EQ(linear->op->spec().weight_type, type);
+        }
+      }
+      EXPECT_EQ(NamesOf((*model)->types()),
+                absl::StrCat("compute=bf16 weights=", options.weights, " kv=bf16 output=bf16"));
+    }
+    options.weights = "auto";
+    EXPECT_THAT(Refusal(options), HasSubstr("output_weights is \"dtype\", which the output"));
+    options.output_weights = "int8";
+    EXPECT_THAT(Refusal(options), HasSubstr("output_weights is \"int8\", want auto or dtype"));
+  }
+}
+
+TEST(ModelTest, APlainOutputProjectionIsAnotherPackedImage) {
+  const auto backend = Reference();
+  const TempFolder cache;
+  ModelOptions options{
+      .folder = Tiny("llama_mha32_tied"), .weights = "int8", .cache_dir = cache.path()};
+  ASSERT_TRUE(Model::Load(options, backend.get()).ok());
+  const size_t quantised = Model::Plan(options, *backend)->weights_bytes;
+  options.output_weights = "dtype";
+  const auto model = Model::Load(options, backend.get());
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->weights().parts().logits.op->spec().weight_type, WeightType::kF32);
+  EXPECT_GT(Model::Plan(options, *backend)->weights_bytes, quantised);
+}
+
 TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
   const auto backend = CreateBackend({.device = "cpu", .isa = "generic"});
   ASSERT_TRUE(backend.ok()) << backend.status();
