@@ -1,18 +1,14 @@
-"""PyTorch's forward pass of a Llama shape: a peer of tools/dev/bench_engine, in its protocol.
+"""PyTorch's forward pass of a Llama shape: a peer of tools/dev/bench_engine.
 
-usage: torch_llama.py FOLDER DTYPE THREADS
+usage: torch_llama.py FOLDER bf16|f32 THREADS
 
-Random weights of the shape in FOLDER/config.json. Prints one JSON line, then answers every row's name on a
-line of standard input with the seconds that it took. Needs torch and transformers.
+Random weights of the shape in FOLDER/config.json.
 """
-import json
 import sys
-import time
 
 import torch
+from serve import CONTEXT, DECODE_STEPS, serve
 from transformers import AutoConfig, AutoModelForCausalLM
-
-CONTEXT, DECODE_STEPS = 128, 8
 
 
 @torch.no_grad()
@@ -23,25 +19,23 @@ def main(folder, dtype, threads):
     # Named, or it is what the folder's config says.
     model = AutoModelForCausalLM.from_config(config, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype],
                                              attn_implementation="sdpa").eval()
-    ids = torch.randint(16, 1000, (1, 512))
-    prompt = model(ids[:, :CONTEXT], use_cache=True, logits_to_keep=1)
+    ids = torch.randint(16, 1000, (16, 2048))
+    contexts = {}
 
-    def prefill():
-        model(ids, use_cache=True, logits_to_keep=1)
+    def prefill(tokens):
+        model(ids[:1, :tokens], use_cache=True, logits_to_keep=1)
 
-    def decode():
-        past = prompt.past_key_values
+    def decode(batch):
+        if batch not in contexts:
+            contexts[batch] = model(ids[:batch, :CONTEXT], use_cache=True, logits_to_keep=1).past_key_values
+        past = contexts[batch]
         for _ in range(DECODE_STEPS):
-            past = model(ids[:, :1], past_key_values=past, use_cache=True).past_key_values
+            past = model(ids[:batch, :1], past_key_values=past, use_cache=True).past_key_values
         past.crop(-DECODE_STEPS)
 
-    rows = {f"prefill_512_{dtype}": prefill, f"decode_1_{dtype}": decode}
-    print(json.dumps({"peer": f"torch {torch.__version__} {dtype}",
-                      "capability": torch.backends.cpu.get_cpu_capability(), "rows": list(rows)}), flush=True)
-    for line in sys.stdin:
-        begin = time.perf_counter()
-        rows[line.strip()]()
-        print(f"{time.perf_counter() - begin:.6f}", flush=True)
+    serve(f"torch {torch.__version__} {dtype}",
+          {"prefill_512": lambda: prefill(512), "prefill_2048": lambda: prefill(2048),
+           "decode_1": lambda: decode(1), "decode_16": lambda: decode(16)})
 
 
 if __name__ == "__main__":
