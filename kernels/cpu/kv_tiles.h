@@ -24,7 +24,7 @@
 namespace tandem {
 namespace {
 
-// ---- how a unit is multiplied ----
+// ---- how a unit is multiplied: by multiply-adds ----
 
 // 8 bits, widened and then multiplied as floats: exact numbers up to 127.
 template <bool kOddFirst>
@@ -36,7 +36,7 @@ struct WidenedInt8Policy : FloatRowsPolicy<4, kOddFirst> {
   }
 };
 
-// 8 bits times the scale of a group of 8: numbers of bf16, too. Of K, whose lanes are tokens.
+// 8 bits times the scale of a group of 8, also exact in bf16. In K lanes are tokens.
 template <bool kOddFirst>
 struct GroupedKeyPolicy : FloatRowsPolicy<8, kOddFirst> {
   static constexpr int kScaleBytes = kLanes;
@@ -53,7 +53,7 @@ struct GroupedKeyPolicy : FloatRowsPolicy<8, kOddFirst> {
   }
 };
 
-// And of V, whose lanes are two groups of a token.
+// In V they are two groups of a token.
 template <bool kOddFirst>
 struct GroupedValuePolicy : GroupedKeyPolicy<kOddFirst> {
   template <int kPhase>
@@ -64,7 +64,6 @@ struct GroupedValuePolicy : GroupedKeyPolicy<kOddFirst> {
   }
 };
 
-// All of them by multiply-adds.
 template <bool kOddFirst>
 struct MulAddPolicies {
   using Bf16 = WidenedBf16Policy<kOddFirst>;
@@ -75,7 +74,8 @@ struct MulAddPolicies {
 
 #if defined(__AVX512BF16__)
 
-// By vdpbf16ps: what 8 bits are multiplied as are numbers of bf16.
+// ---- by vdpbf16ps: what 8 bits are multiplied as are numbers of bf16 ----
+
 template <typename Widened>
 struct DotWidenedPolicy : RowWordsPolicy<Widened::kPerUnit / 2> {
   static constexpr bool kIsInteger = false;
@@ -264,7 +264,7 @@ struct GroupedTile {
       }
       scale = Int8GroupScale(__builtin_bit_cast(float, absmax));
       for (int i = 0; i < kP; ++i) {
-        numbers[i] = static_cast<int8_t>(ToInt8(at(i), Int8GroupScaleToFloat(scale)));
+        numbers[i] = static_cast<int8_t>(ToInt8OfGroup(at(i), scale));
       }
     }
     uint8_t scale;

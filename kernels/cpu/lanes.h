@@ -6,8 +6,8 @@
 //   types    F32x16, U32x16, I32x16 (also the result of a comparison), U16x16; + − · / & | ^ ~
 //            << >> < > with each other or with one number for all lanes
 //   memory   LoadF32, StoreF32, LoadU32, LoadU16, StoreU16, and ..Tail for the first few lanes
-//   lanes    Splat, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c, SwapPairs,
-//            SplatPair
+//   lanes    Splat, SplatU32, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c,
+//            SwapPairs, SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
 //   numbers  ToFloats, AddPairProducts (AddQuadProducts), AddByteProducts, EvenBytes, OddBytes,
 //            LoadU8, LoadInt8, StoreInt8

@@ -22,6 +22,9 @@ TANDEM_LANES I32x16 SignedOf(U32x16 x) { return (I32x16)x; }
 TANDEM_LANES U32x16 UnsignedOf(I32x16 x) { return (U32x16)x; }
 
 TANDEM_LANES F32x16 Splat(float x) { return (F32x16)_mm512_set1_ps(x); }
+TANDEM_LANES U32x16 SplatU32(uint32_t x) {
+  return (U32x16)_mm512_set1_epi32(static_cast<int32_t>(x));
+}
 
 TANDEM_LANES I32x16 LaneNumbers() {
   return I32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

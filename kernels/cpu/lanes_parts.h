@@ -111,6 +111,7 @@ TANDEM_LANES F32x16 Splat(float x) {
   TANDEM_FOR_PARTS(i) y.part[i] = all;
   return y;
 }
+TANDEM_LANES U32x16 SplatU32(uint32_t x) { return BitsOf(Splat(__builtin_bit_cast(float, x))); }
 
 TANDEM_LANES I32x16 LaneNumbers() {
   I32x16 y;

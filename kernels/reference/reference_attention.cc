@@ -75,8 +75,11 @@ struct Tile {
         }
         WriteScale(offset, d, std::bit_cast<float>(absmax));
       }
-      base[index] =
-          static_cast<std::byte>(static_cast<int8_t>(ToInt8(values[d], Scale(offset, d))));
+      const int32_t number =
+          shape.type == KvType::kInt8
+              ? ToInt8(values[d], Scale(offset, d))
+              : ToInt8OfGroup(values[d], std::to_integer<uint8_t>(GroupScale(offset, d)));
+      base[index] = static_cast<std::byte>(static_cast<int8_t>(number));
     }
   }
 

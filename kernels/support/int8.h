@@ -1,6 +1,6 @@
 // Numbers in 8 bits: x is about q · scale, q from -127 to 127, with one scale for a run of numbers:
-// its largest magnitude divided by 127, or the next power of two (docs/numerics.md). Rounded to
-// nearest, ties to even. kernels/cpu has the same over 16 lanes.
+// its largest magnitude divided by 127, of small groups the next power of two from there on
+// (docs/numerics.md). Rounded to nearest, ties to even. kernels/cpu has the same over 16 lanes.
 
 #ifndef TANDEM_KERNELS_SUPPORT_INT8_H_
 #define TANDEM_KERNELS_SUPPORT_INT8_H_
@@ -26,7 +26,8 @@ inline constexpr int64_t kMaxInt8InFeatures = int64_t{1} << 17;
 [[gnu::always_inline]] constexpr float Int8Scale(float absmax) { return absmax / kInt8Max; }
 
 // The scale of a small group, in a byte: the exponent, as a float has it, of the least power of two
-// that is no less than Int8Scale. So q · scale is a bf16 number. 0 is a scale of zero.
+// that is no less than Int8Scale. So q · scale is a bf16 number. 0, a scale of zero, below 2^-126;
+// 255, an infinity, if a number of the group is not finite.
 [[gnu::always_inline]] constexpr uint8_t Int8GroupScale(float absmax) {
   const uint32_t bits = std::bit_cast<uint32_t>(Int8Scale(absmax));
   const uint32_t exponent = bits >> 23;
@@ -34,7 +35,6 @@ inline constexpr int64_t kMaxInt8InFeatures = int64_t{1} << 17;
   if (exponent == 0 || exponent == 255) return static_cast<uint8_t>(exponent);
   return static_cast<uint8_t>(exponent + (is_above ? 1 : 0));
 }
-// Not finite if a number of the group is not.
 [[gnu::always_inline]] constexpr float Int8GroupScaleToFloat(uint8_t scale) {
   return std::bit_cast<float>(uint32_t{scale} << 23);
 }
@@ -46,6 +46,11 @@ inline constexpr int64_t kMaxInt8InFeatures = int64_t{1} << 17;
   y = y > -kInt8Max ? y : -kInt8Max;
   y = y < kInt8Max ? y : kInt8Max;
   return static_cast<int32_t>((y + kRoundFloat) - kRoundFloat);
+}
+
+// q of a number of such a group; 0 beside an infinity, so that all products are no numbers.
+[[gnu::always_inline]] constexpr int32_t ToInt8OfGroup(float x, uint8_t scale) {
+  return scale == 255 ? 0 : ToInt8(x, Int8GroupScaleToFloat(scale));
 }
 
 }  // namespace tandem

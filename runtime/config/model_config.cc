@@ -105,11 +105,12 @@ absl::Status ReadAwq(const JsonFields& fields, Quantisation* quantisation) {
                                   "; all matrices of layers, and no others, have 4 bits"));
 }
 
-// A field that must be null, empty, or not be there.
+// A field that must be null, empty, false, or not be there.
 absl::Status RefuseIfSet(const JsonFields& fields, std::string_view name) {
   const json::value* const value = fields.Find(name);
   if (value == nullptr) return absl::OkStatus();
-  if (value->is_object() && value->get_object().empty()) return absl::OkStatus();
+  const bool is_empty = value->is_object() && value->get_object().empty();
+  if (is_empty || (value->is_bool() && !value->get_bool())) return absl::OkStatus();
   return Unsupported(fields, name, "is set, which is not supported");
 }
 

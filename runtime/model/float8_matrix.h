@@ -35,7 +35,7 @@ constexpr float FloatOfE4m3(uint8_t number) {
 }
 
 // As numbers of f32, [N, K]. `numbers` are F8_E4M3 of that shape, `scales` F32, F16 or BF16, one
-// for each of `blocks` in rows of them. A NaN stays one.
+// for each of `blocks`, whose sizes are from 1 on, in rows of them. A NaN stays one.
 std::vector<float> ScaleFloat8(const Float8Blocks& blocks, const TensorView& numbers,
                                const TensorView& scales);
 

@@ -55,7 +55,7 @@ struct LinearPart {
   TensorDecl group_index = {};  // GPTQ's g_idx: each input's group.
   // One in 8-bit floats has these (float8_matrix.h), and no `scales`: no kernel sees them.
   TensorDecl float8_scales = {};
-  Float8Blocks float8 = {};
+  Float8Blocks float8 = {};  // Sizes from 1 on.
 };
 
 struct LinearDecl {

@@ -228,9 +228,9 @@ absl::StatusOr<TensorView> SafetensorsFile::Tensor(std::string_view name) const 
   const TensorEntry& entry = found->second;
   const std::optional<TensorType> type = TypeNamed(entry.dtype);
   if (!type) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("%s: tensor \"%s\" is %s; supported are F32, F16 and BF16", path_,
-                        std::string(name), entry.dtype.substr(0, 60)));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: tensor \"%s\" is %s; supported are F32, F16, BF16 and, of matrices, F8_E4M3", path_,
+        std::string(name), entry.dtype.substr(0, 60)));
   }
   return TensorView{
       *type, entry.shape, {base_ + header_.data_start + entry.begin, entry.end - entry.begin}};

@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<std::string>> UnreadTensors(const ModelSpec& spec,
   if (missed.empty()) return unread;
   return absl::FailedPreconditionError(absl::StrFormat(
       "%d tensors of the checkpoint would change the numbers, but by config.json (attention_bias, "
-      "mlp_bias, num_hidden_layers) there are none: %s",
+      "mlp_bias, num_hidden_layers, quantization_config) there are none: %s",
       missed.size(), ShortList(missed)));
 }
 

@@ -29,7 +29,8 @@ class WeightSource {
   // dtype.
   virtual std::optional<TensorType> TypeOf(std::string_view name) const = 0;
 
-  // Its shape; nothing if it is missing, or if it has the one that is asked for.
+  // Its shape. Nothing if it is missing, and of dummy weights, whose tensors have any shape that is
+  // asked for.
   virtual std::optional<std::vector<int64_t>> ShapeOf(std::string_view name) const = 0;
 
   // Every tensor of a checkpoint; none of dummy weights, which have what is asked for.

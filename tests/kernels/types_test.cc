@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "kernels/api/half.h"
+#include "kernels/support/int8.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -99,14 +101,19 @@ TEST(TypesTest, AttentionComputesInItsTypeWhateverKvIsKeptIn) {
   EXPECT_NE(Attend(DType::kBF16, KvType::kF32, qkv), Attend(DType::kBF16, KvType::kBF16, qkv));
 }
 
+float NextPowerOfTwo(float x) {
+  int exponent = 0;
+  return std::ldexp(1.0f, std::frexp(x, &exponent) == 0.5f ? exponent - 1 : exponent);
+}
+
 // What numbers kept in 8 bits are: runs of `length` have a scale.
-std::vector<float> InInt8(const std::vector<float>& numbers, int length, bool scale_is_bf16) {
+std::vector<float> InInt8(const std::vector<float>& numbers, int length, bool grouped) {
   std::vector<float> kept;
   for (size_t begin = 0; begin < numbers.size(); begin += length) {
     float absmax = 0;
     for (int i = 0; i < length; ++i) absmax = std::max(absmax, std::fabs(numbers[begin + i]));
     float scale = absmax / 127.0f;
-    if (scale_is_bf16) scale = ToFloat(ToBfloat16(scale));
+    if (grouped) scale = NextPowerOfTwo(scale);
     for (int i = 0; i < length; ++i) {
       const float number = std::clamp(numbers[begin + i] / scale, -127.0f, 127.0f);
       kept.push_back(std::nearbyint(number) * scale);
@@ -127,6 +134,21 @@ TEST(TypesTest, KvOf8BitsIsWithinTheRoundingOfItsScaledNumbers) {
     const auto actual = Attend(DType::kF32, grouped ? KvType::kInt8G8 : KvType::kInt8, qkv);
     EXPECT_TRUE(Near(DType::kF32, actual, Attend(DType::kF32, KvType::kF32, kept), 1e-6f, 1e-6f));
     EXPECT_FALSE(Near(DType::kF32, actual, Attend(DType::kF32, KvType::kF32, qkv), 1e-6f, 1e-6f));
+  }
+}
+
+TEST(TypesTest, TheScaleOfAGroupIsAPowerOfTwoAndHidesNothingThatIsNoNumber) {
+  const auto scale = [](float absmax) { return Int8GroupScaleToFloat(Int8GroupScale(absmax)); };
+  EXPECT_EQ(scale(127.0f), 1.0f);
+  EXPECT_EQ(scale(127.1f), 2.0f);
+  EXPECT_EQ(scale(3.0f), 0.03125f);
+  EXPECT_EQ(scale(0x1p-120f), 0.0f);
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float absmax : {infinity, std::nanf("")}) {
+    for (const float x : {1.0f, -infinity, std::nanf("")}) {
+      const int32_t q = ToInt8OfGroup(x, Int8GroupScale(absmax));
+      EXPECT_TRUE(std::isnan(static_cast<float>(q) * scale(absmax))) << x << " of " << absmax;
+    }
   }
 }
 

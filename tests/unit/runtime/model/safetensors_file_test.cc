@@ -52,8 +52,9 @@ TEST(SafetensorsFileTest, NamesWhatItCannotGive) {
   const auto file = OpenText(folder, SafetensorsText(kGood, 40));
   ASSERT_TRUE(file.ok());
   EXPECT_EQ((*file)->Tensor("c").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string((*file)->Tensor("mask").status().message()),
-              HasSubstr("tensor \"mask\" is BOOL; supported are F32, F16 and BF16"));
+  EXPECT_THAT(
+      std::string((*file)->Tensor("mask").status().message()),
+      HasSubstr("tensor \"mask\" is BOOL; supported are F32, F16, BF16 and, of matrices, F8_E4M3"));
   EXPECT_EQ(SafetensorsFile::Open(folder.path() + "/absent").status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(SafetensorsFile::Open(folder.path()).status().code(),
