@@ -389,7 +389,7 @@ TEST(ModelTest, APlainOutputProjectionIsAnotherPackedImage) {
 TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
   const auto backend = CreateBackend({.device = "cpu", .isa = "generic"});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  ModelOptions options{.folder = Tiny("llama_mha32_tied"), .dtype = "bf16"};
+  ModelOptions options{.folder = Tiny("llama_gqa64_bf16_sharded"), .dtype = "bf16"};
   size_t block_bytes = std::numeric_limits<size_t>::max();
   for (const char* kv : {"bf16", "int8g8", "int8"}) {
     options.kv = kv;
