@@ -18,9 +18,10 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& opt
   if (options.device == "reference") return CreateReferenceBackend();
   const bool own_pool = options.device == "fenced_pool";
   if (options.device == "cpu" || options.device == "fenced" || own_pool) {
-    TANDEM_ASSIGN_OR_RETURN(
-        std::unique_ptr<Backend> cpu,
-        CreateCpuBackend({.isa = options.isa, .num_threads = options.num_threads}));
+    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<Backend> cpu,
+                            CreateCpuBackend({.isa = options.isa,
+                                              .num_threads = options.num_threads,
+                                              .niceness = options.niceness}));
     if (options.device == "cpu") return cpu;
     return CreateFencedBackend(std::move(cpu), own_pool ? MemoryKind::kDevice : MemoryKind::kHost);
   }

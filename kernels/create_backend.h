@@ -37,7 +37,8 @@ struct BackendOptions {
   // Not of the reference: of IsaChoices; of a GPU "tensor" (which "auto" is), products of bf16 on
   // the tensor cores, or "fma", those of the cpu's class.
   std::string isa = "auto";
-  int num_threads = 1;  // Not of the reference: 1 to 1,024, the calling thread included
+  int num_threads = 1;  // Not of the reference: 1 to 1,024, the calling thread included.
+  int niceness = 0;     // The others' (nice(2)), above the calling thread's.
 };
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this

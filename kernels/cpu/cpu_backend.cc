@@ -29,7 +29,8 @@ constexpr int64_t kItemElements = 16 * 1024;
 
 class CpuBackend final : public HostBackend {
  public:
-  CpuBackend(const KernelTable& table, int num_threads) : table_(table), pool_(num_threads) {}
+  CpuBackend(const KernelTable& table, const CpuBackendOptions& options)
+      : table_(table), pool_(options.num_threads, options.niceness) {}
 
   std::string name() const override { return "cpu"; }
   std::string isa() const override { return table_.isa; }
@@ -283,7 +284,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOption
         absl::StrFormat("num_threads is %d, must be 1 to %d", options.num_threads, kMaxThreads));
   }
   TANDEM_ASSIGN_OR_RETURN(const KernelTable* const table, PickTable(options));
-  return std::make_unique<CpuBackend>(*table, options.num_threads);
+  return std::make_unique<CpuBackend>(*table, options);
 }
 
 }  // namespace tandem

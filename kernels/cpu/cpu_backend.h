@@ -18,6 +18,7 @@ namespace tandem {
 struct CpuBackendOptions {
   std::string isa = "auto";  // "auto", or a name of KnownIsas()
   int num_threads = 1;       // 1 to 1,024, the calling thread included
+  int niceness = 0;          // The others' (nice(2)), above the calling thread's.
   // How "avx512bf16" multiplies, for tests and benchmarks; absent: as PickBf16Method says. Other
   // instruction sets pass over it.
   std::optional<Bf16Method> bf16_method;

@@ -8,13 +8,14 @@
 
 #include "kernels/support/float_environment.h"
 #include "runtime/base/check.h"
+#include "runtime/base/niceness.h"
 
 namespace tandem {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(20);
-constexpr auto kYieldBeforePark = std::chrono::milliseconds(2);
+constexpr auto kYieldBeforeSleep = std::chrono::microseconds(100);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -34,22 +35,25 @@ class Waiter {
       return;
     }
     sched_yield();
-    should_park_ = waited > kYieldBeforePark;
+    should_sleep_ = waited > kYieldBeforeSleep;
   }
-  bool should_park() const { return should_park_; }
+  bool should_sleep() const { return should_sleep_; }
 
  private:
   const SteadyClock::time_point since_ = SteadyClock::now();
-  bool should_park_ = false;
+  bool should_sleep_ = false;
 };
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads, int niceness) {
   TANDEM_CHECK(num_threads >= 1) << num_threads;
   threads_.reserve(num_threads - 1);
   for (int thread = 1; thread < num_threads; ++thread) {
-    threads_.emplace_back([this, thread] { ThreadMain(thread); });
+    threads_.emplace_back([this, thread, niceness] {
+      BeNicer(niceness);
+      ThreadMain(thread);
+    });
     pthread_setname_np(threads_.back().native_handle(),
                        ("kernel-" + std::to_string(thread)).c_str());
   }
@@ -78,8 +82,21 @@ void ThreadPool::Run(int64_t num_items, Function function, const void* context) 
     wake_.SignalAll();
   }
   RunItems(0);
+  WaitUntilFinished(num_items);
+}
+
+// Who holds the last item may wait for a core that another process has.
+void ThreadPool::WaitUntilFinished(int64_t num_items) {
   Waiter waiter;
-  while (finished_.load(std::memory_order_acquire) != num_items) waiter.Wait();
+  while (finished_.load(std::memory_order_acquire) != num_items) {
+    waiter.Wait();
+    if (!waiter.should_sleep()) continue;
+    MutexLock lock(&mu_);
+    // Sequentially consistent with RunItems(): either this sees the last item, or it sees this.
+    caller_sleeps_.store(true);
+    while (finished_.load() != num_items) all_finished_.Wait(&mu_);
+    caller_sleeps_.store(false);
+  }
 }
 
 bool ThreadPool::RunItems(int thread) {
@@ -91,9 +108,13 @@ bool ThreadPool::RunItems(int thread) {
       continue;
     }
     // This item keeps its operation from finishing, so the fields are of the same operation.
-    function_(context_, num_items_ - static_cast<int64_t>(cursor & 0xFFFFFFFFu), thread);
-    finished_.fetch_add(1, std::memory_order_release);
+    const int64_t num_items = num_items_;
+    function_(context_, num_items - static_cast<int64_t>(cursor & 0xFFFFFFFFu), thread);
     if (thread == 0) CountItem();
+    if (finished_.fetch_add(1) + 1 == num_items && caller_sleeps_.load()) {
+      MutexLock lock(&mu_);
+      all_finished_.Signal();
+    }
     ran = true;
     cursor = cursor_.load(std::memory_order_acquire);
   }
@@ -108,7 +129,7 @@ void ThreadPool::ThreadMain(int thread) {
     while (!stopping_.load(std::memory_order_relaxed) &&
            (cursor_.load(std::memory_order_relaxed) & 0xFFFFFFFFu) == 0) {
       waiter.Wait();
-      if (waiter.should_park()) {
+      if (waiter.should_sleep()) {
         Park();
         break;
       }

@@ -1,9 +1,10 @@
 // Threads that share the items of one operation at a time.
 //
 // Items are claimed one by one from an atomic counter, so a thread that is descheduled delays one
-// item only. Waiting threads spin for about 20 µs, then yield, and park when no work has come for
-// a while: two processes on the same cores then cost each other little, and an idle worker nothing.
-// Which thread computes an item never shows in the bits.
+// item only. Waiting threads, the caller too, spin for about 20 µs, then yield, and sleep after
+// 100: whoever else has work on these cores gets them whole, and an idle worker costs nothing.
+// Pools of several processes may each have a thread for every core (kernels/README.md, "Two workers
+// on the same cores"). Which thread computes an item never shows in the bits.
 
 #ifndef TANDEM_KERNELS_CPU_THREAD_POOL_H_
 #define TANDEM_KERNELS_CPU_THREAD_POOL_H_
@@ -19,15 +20,17 @@ namespace tandem {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the caller: num_threads − 1 are started, named "kernel-1", ….
-  explicit ThreadPool(int num_threads);
+  // `num_threads` counts the caller: num_threads − 1 are started, named "kernel-1", …, so many
+  // levels nicer (nice(2)) than the calling thread.
+  explicit ThreadPool(int num_threads, int niceness = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
-  // Threads that sleep because no work has come for a while.
-  int num_parked() const { return num_parked_.load(); }
+  // Threads that sleep because no work has come for a while, the caller among them that waits for
+  // others to finish.
+  int num_sleeping() const { return num_parked_.load() + (caller_sleeps_.load() ? 1 : 0); }
   // Items that the calling thread has computed, ever. Any thread.
   uint64_t items_done() const { return items_done_.load(std::memory_order_relaxed); }
 
@@ -56,6 +59,7 @@ class ThreadPool {
 
   void Run(int64_t num_items, Function function, const void* context) EXCLUDES(mu_);
   void ThreadMain(int thread) EXCLUDES(mu_);
+  void WaitUntilFinished(int64_t num_items) EXCLUDES(mu_);
   // Claims and runs items of the current operation until none is left. False if there was none.
   bool RunItems(int thread);
   void Park() EXCLUDES(mu_);
@@ -73,6 +77,8 @@ class ThreadPool {
   std::atomic<bool> stopping_{false};
   Mutex mu_;
   CondVar wake_;
+  std::atomic<bool> caller_sleeps_{false};
+  CondVar all_finished_;
   std::vector<std::thread> threads_;
 };
 

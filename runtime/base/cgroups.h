@@ -12,6 +12,7 @@ namespace tandem {
 struct KernelFiles {
   std::string proc = "/proc";
   std::string cgroup = "/sys/fs/cgroup";
+  std::string cpus = "/sys/devices/system/cpu";
 };
 
 // One hierarchy of version 1, or that of version 2.

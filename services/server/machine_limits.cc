@@ -4,7 +4,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -95,9 +97,32 @@ double MachineMemoryBytes(const KernelFiles& files) {
   return 0;
 }
 
-int32_t AffinityCpus() {
+std::vector<int> AffinityCpus() {
   cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+  }
+  return cpus;
+}
+
+// A CPU whose siblings are not told is a core of its own.
+int32_t NumCores(const KernelFiles& files, const std::vector<int>& cpus) {
+  std::set<std::string> cores;
+  for (const int cpu : cpus) {
+    const std::string folder = absl::StrFormat("%s/cpu%d", files.cpus, cpu);
+    const std::string siblings = FirstLine(folder + "/topology/thread_siblings_list");
+    cores.insert(siblings.empty() ? folder : siblings);
+  }
+  return static_cast<int32_t>(cores.size());
+}
+
+int32_t WithinQuota(int32_t count, double quota) {
+  constexpr double kNoThreadsWorth = 0.1;
+  return static_cast<int32_t>(
+      std::max(1.0, std::min<double>(count, std::ceil(quota - kNoThreadsWorth))));
 }
 
 }  // namespace
@@ -143,11 +168,11 @@ absl::Status CheckMemoryLimitOn(const MachineLimits& machine, const ByteSize& li
       ToString(limit), FormatByteSize(machine.memory_bytes), FormatByteSize(kProcessReserve)));
 }
 
-MachineLimits ReadMachineLimits(const KernelFiles& files, int32_t affinity_cpus) {
-  if (affinity_cpus == 0) affinity_cpus = AffinityCpus();
+MachineLimits ReadMachineLimits(const KernelFiles& files, std::vector<int> affinity) {
+  if (affinity.empty()) affinity = AffinityCpus();
   const Limits cgroup = CgroupLimits(files);
-  return {.cpus = static_cast<int32_t>(
-              std::max(1.0, std::min(static_cast<double>(affinity_cpus), cgroup.cpus))),
+  return {.cpus = WithinQuota(static_cast<int32_t>(affinity.size()), cgroup.cpus),
+          .cores = WithinQuota(NumCores(files, affinity), cgroup.cpus),
           .memory_bytes =
               static_cast<int64_t>(std::min(MachineMemoryBytes(files), cgroup.memory_bytes))};
 }

@@ -1,11 +1,13 @@
-// What this process may use of its machine: CPUs from the affinity mask and the cgroup's quota,
-// memory from the machine and the cgroup's limit. cgroup v1 and v2, every level up to the root.
+// What this process may use of its machine: CPUs and cores from the affinity mask and the cgroup's
+// quota, memory from the machine and the cgroup's limit. cgroup v1 and v2, every level up to the
+// root.
 
 #ifndef TANDEM_SERVICES_SERVER_MACHINE_LIMITS_H_
 #define TANDEM_SERVICES_SERVER_MACHINE_LIMITS_H_
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "runtime/base/cgroups.h"
@@ -14,12 +16,16 @@
 namespace tandem {
 
 struct MachineLimits {
-  int32_t cpus = 1;  // At least 1; a quota of 1.5 gives 1.
+  // At least 1. A quota is rounded up (1.5 CPUs keep two threads busy), but for a tenth: what is
+  // lost then is less than what threads wait for each other while the kernel holds one back.
+  int32_t cpus = 1;   // Hardware threads.
+  int32_t cores = 1;  // Counting one of each core.
   int64_t memory_bytes = 0;
 };
 
-// A file that is missing or unreadable limits nothing. `affinity_cpus` 0: asks the kernel.
-MachineLimits ReadMachineLimits(const KernelFiles& files = {}, int32_t affinity_cpus = 0);
+// A file that is missing or unreadable limits nothing. `affinity`: ids of CPUs; none: asks the
+// kernel.
+MachineLimits ReadMachineLimits(const KernelFiles& files = {}, std::vector<int> affinity = {});
 
 // To what the system allows: every connection takes some. InvalidArgument if that is too little for
 // a process without any.

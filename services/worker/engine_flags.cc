@@ -23,8 +23,8 @@ void EngineFlags::Declare(FlagSet* flags) {
              1 << 20);
   flags->Add("block-size", &block_size, "16|32", "tokens in a KV block", 16, 32);
   flags->Add("threads", &threads, "N",
-             "threads of a worker that compute; 0: the CPUs of the affinity mask and the cgroup's "
-             "quota, divided by the workers there",
+             "threads of a worker that compute; 0: one for each core of the affinity mask, at most "
+             "the cgroup's quota rounded up; workers that share cores each have as many",
              0, 1024);
   flags->AddChoice(
       "dtype", &dtype, {"auto", "f32", "bf16"},

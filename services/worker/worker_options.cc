@@ -38,7 +38,9 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
             "this host only");
   flags.Add("machine-share", &options->machine_share, "N",
-            "workers that share this machine: threads and memory are divided by it", 1, 1024);
+            "workers that share this machine: memory is divided by it, and threads of prefill "
+            "workers let others go first",
+            1, 1024);
   flags.Add("memory-limit", &options->memory_limit, "BYTES", kMemoryLimitHelp);
   flags.Add(
       "drain-seconds", &options->drain_seconds, "N",

@@ -114,6 +114,7 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.transport = options.transport;
   worker.ucx_devices = options.ucx_devices;
   worker.liveness_scale = options.liveness_scale;
+  worker.engine_niceness = Niceness(options);
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
   worker.secret = secret;
@@ -155,9 +156,10 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   const MachineLimits machine = ReadMachineLimits();
   Process process;
   const int32_t threads = NumThreads(options, machine);
-  TANDEM_ASSIGN_OR_RETURN(
-      process.backend,
-      CreateBackend({.device = device, .isa = options.isa, .num_threads = threads}));
+  TANDEM_ASSIGN_OR_RETURN(process.backend, CreateBackend({.device = device,
+                                                          .isa = options.isa,
+                                                          .num_threads = threads,
+                                                          .niceness = Niceness(options)}));
   TANDEM_ASSIGN_OR_RETURN(const WorkerPlan plan, PlanWorker(options, machine, *process.backend));
   TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
                           ServedName(options.model, options.served_model_name));

@@ -184,7 +184,11 @@ int64_t MemoryLimit(const SizeOptions& options, const MachineLimits& machine) {
 }
 
 int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine) {
-  return options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
+  return options.threads > 0 ? options.threads : machine.cores;
+}
+
+int Niceness(const SizeOptions& options) {
+  return options.role == "prefill" && options.machine_share > 1 ? 8 : 0;
 }
 
 absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSizes& model,

@@ -1,7 +1,8 @@
 // What a worker takes of its machine: threads, and of the memory its KV pool.
 //
-// Workers that share a machine (--machine-share) share what it allows: each has as much of it, and
-// refuses what is beyond, though the others may not have started yet.
+// Workers that share a machine (--machine-share) share its memory: each has as much of it, and
+// refuses what is beyond, though the others may not have started yet. Cores are everybody's: who
+// has nothing to compute sleeps (kernels/cpu/thread_pool.h).
 
 #ifndef TANDEM_SERVICES_WORKER_WORKER_SIZES_H_
 #define TANDEM_SERVICES_WORKER_WORKER_SIZES_H_
@@ -49,8 +50,12 @@ struct WorkerSizes {
   KvGeometry kv;
 };
 
-// Threads that compute: at least one.
+// Threads that compute: at least one; by default one of each core.
 int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine);
+// How nice (nice(2)) they are: a prefill worker's on a shared machine, so that decode workers,
+// whose clients see each token come, have the cores first. 8 levels leave it a quarter of the time
+// or more (kernels/README.md, "Two workers on the same cores").
+int Niceness(const SizeOptions& options);
 
 // Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
 // model, the machine or each other; nothing has been allocated then. `shared_memory` is nothing

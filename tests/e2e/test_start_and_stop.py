@@ -326,3 +326,21 @@ def test_flags_come_from_the_command_line_the_environment_and_a_file(tmp_path):
         serving.kill()
         serving.wait()
         serving.stderr.close()
+
+
+def niceness_of_threads(pid):
+    """Above that of the process's first thread, by name."""
+    nice = {}
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        stat = (task / "stat").read_text().rpartition(")")[2].split()
+        nice[task.name] = ((task / "comm").read_text().strip(), int(stat[16]))
+    first = nice[str(pid)][1]
+    return [(name, level - first) for name, level in nice.values()]
+
+
+def test_threads_that_compute_prompts_let_those_that_decode_go_first(disaggregated):
+    for worker, levels in (("prefill-0", 8), ("decode-0", 0), ("decode-1", 0)):
+        threads = niceness_of_threads(disaggregated.pid(worker))
+        computing = [(name, level) for name, level in threads if name == "engine" or name.startswith("kernel-")]
+        assert computing and {level for _, level in computing} == {levels}, (worker, threads)
+        assert {level for name, level in threads if (name, level) not in computing} == {0}, (worker, threads)

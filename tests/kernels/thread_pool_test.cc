@@ -1,7 +1,9 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -65,8 +67,35 @@ TEST(ThreadPoolTest, ParkedThreadsComeBack) {
       while (begun < 3) std::this_thread::yield();
     });
     EXPECT_EQ(begun, 3);
-    while (pool.num_parked() < 2) std::this_thread::yield();
+    while (pool.num_sleeping() < 2) std::this_thread::yield();
   }
+}
+
+TEST(ThreadPoolTest, TheCallerSleepsWhileOthersFinish) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 3; ++round) {
+    std::atomic<int> begun{0};
+    pool.ParallelFor(2, [&](int64_t, int thread) {
+      ++begun;
+      while (begun < 2) std::this_thread::yield();
+      while (thread == 1 && pool.num_sleeping() < 1) std::this_thread::yield();
+    });
+    EXPECT_EQ(begun, 2);
+  }
+}
+
+TEST(ThreadPoolTest, ThreadsMayBeNicerThanTheCaller) {
+  const int before = getpriority(PRIO_PROCESS, 0);
+  ThreadPool pool(2, /*niceness=*/3);
+  std::atomic<int> begun{0};
+  std::atomic<int> other{0};
+  pool.ParallelFor(2, [&](int64_t, int thread) {
+    ++begun;
+    while (begun < 2) std::this_thread::yield();
+    if (thread == 1) other = getpriority(PRIO_PROCESS, 0);
+  });
+  EXPECT_EQ(getpriority(PRIO_PROCESS, 0), before);
+  EXPECT_EQ(other, std::min(before + 3, 19));
 }
 
 TEST(ThreadPoolTest, ThreadsHaveTheKernelsFloatEnvironment) {

@@ -7,7 +7,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <numeric>
 #include <thread>
+#include <vector>
 
 namespace tandem {
 namespace {
@@ -27,8 +30,18 @@ class MachineLimitsTest : public testing::Test {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
-  MachineLimits Read(int32_t affinity_cpus) {
-    return ReadMachineLimits({.proc = root_ + "/proc", .cgroup = root_ + "/cgroup"}, affinity_cpus);
+  // On CPUs 0 to num_cpus - 1; 0: those that the kernel says.
+  MachineLimits Read(int num_cpus) {
+    std::vector<int> affinity(num_cpus);
+    std::iota(affinity.begin(), affinity.end(), 0);
+    return ReadMachineLimits(
+        {.proc = root_ + "/proc", .cgroup = root_ + "/cgroup", .cpus = root_ + "/cpus"}, affinity);
+  }
+  void Pair(int cpu, int sibling) {
+    const std::string siblings = std::to_string(cpu) + "," + std::to_string(sibling) + "\n";
+    for (const int each : {cpu, sibling}) {
+      Write("cpus/cpu" + std::to_string(each) + "/topology/thread_siblings_list", siblings);
+    }
   }
 
   std::string root_;
@@ -47,7 +60,7 @@ TEST_F(MachineLimitsTest, VersionTwoTakesTheTightestLevel) {
   Write("cgroup/kube/pod/container/memory.max", "8589934592\n");
   Write("cgroup/kube/pod/cpu.max", "150000 100000\n");
   Write("cgroup/kube/memory.max", "4294967296\n");
-  EXPECT_EQ(Read(8).cpus, 1) << "a quota of 1.5";
+  EXPECT_EQ(Read(8).cpus, 2) << "a quota of 1.5";
   EXPECT_EQ(Read(8).memory_bytes, 4 * kGiB);
 }
 
@@ -65,7 +78,7 @@ TEST_F(MachineLimitsTest, VersionOneReadsEachControllersTree) {
   Write("cgroup/cpu/docker/abc/cpu.cfs_quota_us", "250000\n");
   Write("cgroup/cpu/docker/abc/cpu.cfs_period_us", "100000\n");
   Write("cgroup/memory/docker/abc/memory.limit_in_bytes", "2147483648\n");
-  EXPECT_EQ(Read(8).cpus, 2);
+  EXPECT_EQ(Read(8).cpus, 3) << "a quota of 2.5";
   EXPECT_EQ(Read(8).memory_bytes, 2 * kGiB);
 }
 
@@ -76,9 +89,32 @@ TEST_F(MachineLimitsTest, NoQuotaInVersionOneIsMinusOne) {
   EXPECT_EQ(Read(8).cpus, 8);
 }
 
+TEST_F(MachineLimitsTest, AQuotaIsRoundedUpButForATenth) {
+  Write("proc/self/cgroup", "0::/\n");
+  for (const auto& [quota, cpus] : std::map<std::string, int32_t>{
+           {"50000", 1}, {"105000", 1}, {"111000", 2}, {"210000", 2}, {"211000", 3}}) {
+    Write("cgroup/cpu.max", quota + " 100000\n");
+    EXPECT_EQ(Read(8).cpus, cpus) << quota;
+    EXPECT_EQ(Read(8).cores, cpus) << quota;
+  }
+}
+
+TEST_F(MachineLimitsTest, ACoreCountsOnceThoughItHasTwoThreads) {
+  EXPECT_EQ(Read(8).cores, 8) << "nothing is said of siblings";
+  for (int cpu = 0; cpu < 4; ++cpu) Pair(cpu, cpu + 4);
+  EXPECT_EQ(Read(8).cores, 4);
+  EXPECT_EQ(Read(8).cpus, 8);
+  EXPECT_EQ(Read(5).cores, 4) << "CPU 4 is a sibling of 0";
+  EXPECT_EQ(Read(3).cores, 3);
+  Write("proc/self/cgroup", "0::/\n");
+  Write("cgroup/cpu.max", "300000 100000\n");
+  EXPECT_EQ(Read(8).cores, 3);
+}
+
 TEST_F(MachineLimitsTest, ThisMachineHasSome) {
   const MachineLimits limits = ReadMachineLimits();
-  EXPECT_GE(limits.cpus, 1);
+  EXPECT_GE(limits.cpus, limits.cores);
+  EXPECT_GE(limits.cores, 1);
   EXPECT_GT(limits.memory_bytes, 64 << 20);
 }
 

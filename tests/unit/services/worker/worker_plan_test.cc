@@ -25,7 +25,7 @@ class WorkerPlanTest : public testing::Test {
     options_.cache_dir = "/the/cache";
   }
   absl::StatusOr<WorkerPlan> Plan() const {
-    return PlanWorker(options_, {.cpus = 2, .memory_bytes = 1024 * kGiB}, *backend_);
+    return PlanWorker(options_, {.cores = 2, .memory_bytes = 1024 * kGiB}, *backend_);
   }
   std::string Refusal() const { return std::string(Plan().status().message()); }
 

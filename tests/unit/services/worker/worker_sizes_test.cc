@@ -12,7 +12,7 @@ using testing::StartsWith;
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr ModelSizes kModel = {
     .max_positions = 8192, .weights_bytes = kGiB, .block_bytes = 1 << 20};
-constexpr MachineLimits kMachine = {.cpus = 6, .memory_bytes = 9 * kGiB};
+constexpr MachineLimits kMachine = {.cores = 6, .memory_bytes = 9 * kGiB};
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
@@ -295,13 +295,17 @@ TEST(WorkerSizesTest, WhereThePoolHasNoBlockNoLengthFits) {
               HasSubstr("; raise --kv-memory ("));
 }
 
-TEST(WorkerSizesTest, ThreadsAreDividedUnlessNamed) {
+TEST(WorkerSizesTest, CoresAreEverybodysAndPrefillLetsOthersGoFirst) {
   SizeOptions options;
   EXPECT_EQ(NumThreads(options, kMachine), 6);
-  options.machine_share = 3;
-  EXPECT_EQ(NumThreads(options, kMachine), 2);
-  options.machine_share = 7;
-  EXPECT_EQ(NumThreads(options, kMachine), 1);
+  for (const char* role : {"hybrid", "prefill", "decode"}) {
+    options.role = role;
+    options.machine_share = 1;
+    EXPECT_EQ(Niceness(options), 0) << role;
+    options.machine_share = 3;
+    EXPECT_EQ(Niceness(options), options.role == "prefill" ? 8 : 0) << role;
+    EXPECT_EQ(NumThreads(options, kMachine), 6) << role;
+  }
   options.threads = 5;
   EXPECT_EQ(NumThreads(options, kMachine), 5);
 }
