@@ -7,7 +7,6 @@
 #include <limits>
 #include <numeric>
 #include <optional>
-#include <utility>
 
 #include "kernels/api/rows.h"
 #include "kernels/sampling/row_math.h"
@@ -28,9 +27,11 @@ constexpr float kBucketedDistance = 32.0f;
 
 // So many candidates for a cut are looked at without narrowing them down first.
 constexpr size_t kFewCandidates = 8192;
-// What every so many-th id weighs below the cut tells what all do, nearly always within this share.
+// What one of so many ids weighs below the cut, in runs of a line of the cache each, tells what all
+// do, nearly always within this share.
 constexpr size_t kGuessStride = 16;
-constexpr double kGuessError = 0.2;
+constexpr size_t kGuessRun = 16;
+constexpr double kGuessError = 0.06;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -64,6 +65,10 @@ class Buckets {
     const float bucket = (high_ - logit) * per_unit_;
     return bucket < kNumBuckets - 1 ? static_cast<int>(bucket) : kNumBuckets - 1;
   }
+  // But for rounding.
+  float HighestOf(int bucket) const {
+    return per_unit_ > 0 ? high_ - static_cast<float>(bucket) / per_unit_ : high_;
+  }
 
  private:
   float high_, low_, per_unit_;
@@ -87,46 +92,33 @@ std::span<const float> PieceOf(std::span<const float> row, size_t piece) {
   return row.subspan(piece * kPiece, std::min(kPiece, row.size() - piece * kPiece));
 }
 
-// Weights of logits, and their sum.
-uint64_t ComputeWeights(std::span<const float> logits, const DrawArgs& args, uint64_t* weights) {
-  return GetRowMath().weights(logits.data(), static_cast<int64_t>(logits.size()), args.maxima->max,
-                              args.temperature, kWeightOne, weights);
-}
-
-// The weight of each piece of the row, and of all.
-uint64_t WeighPieces(const DrawArgs& args, DrawScratch* scratch) {
-  scratch->weights.resize(kPiece);
+// The weights of the row, of each piece, and of all.
+uint64_t WeighRow(const DrawArgs& args, DrawScratch* scratch) {
+  scratch->weights.resize(args.row.size());
   scratch->piece_totals.clear();
   uint64_t total = 0;
-  for (size_t piece = 0; piece * kPiece < args.row.size(); ++piece) {
-    scratch->weighed_piece = piece;
-    const uint64_t weight = ComputeWeights(PieceOf(args.row, piece), args, scratch->weights.data());
-    scratch->piece_totals.push_back(weight);
-    total += weight;
+  for (size_t first = 0; first < args.row.size(); first += kPiece) {
+    const std::span<const float> logits = PieceOf(args.row, first / kPiece);
+    scratch->piece_totals.push_back(
+        GetRowMath().weigh(logits.data(), static_cast<int64_t>(logits.size()), args.maxima->max,
+                           args.temperature, kWeightOne, scratch->weights.data() + first));
+    total += scratch->piece_totals.back();
   }
   return total;
 }
 
-// A piece's weights: those of the last that was asked for, or weighed, are still there.
-const uint64_t* WeightsOf(size_t piece, const DrawArgs& args, DrawScratch* scratch) {
-  if (piece != std::exchange(scratch->weighed_piece, piece)) {
-    ComputeWeights(PieceOf(args.row, piece), args, scratch->weights.data());
-  }
-  return scratch->weights.data();
-}
-
 // Draws from what the cut keeps, whose weights by piece are known.
-int32_t DrawByPiece(const DrawArgs& args, const Cut& cut, uint64_t total, DrawScratch* scratch) {
+int32_t DrawByPiece(const DrawArgs& args, const Cut& cut, uint64_t total,
+                    const DrawScratch& scratch) {
   uint64_t target = Scale(args.random, total);
   size_t piece = 0;
-  while (target >= scratch->piece_totals[piece]) target -= scratch->piece_totals[piece++];
-  const std::span<const float> logits = PieceOf(args.row, piece);
-  const uint64_t* const weights = WeightsOf(piece, args, scratch);
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const auto id = static_cast<int32_t>(piece * kPiece + i);
-    if (!cut.Keeps(logits[i], id)) continue;
-    if (target < weights[i]) return id;
-    target -= weights[i];
+  while (target >= scratch.piece_totals[piece]) target -= scratch.piece_totals[piece++];
+  const size_t first = piece * kPiece;
+  for (size_t id = first; id < std::min(first + kPiece, args.row.size()); ++id) {
+    if (!cut.Keeps(args.row[id], static_cast<int32_t>(id))) continue;
+    const uint64_t weight = WholeWeight(scratch.weights[id]);
+    if (target < weight) return static_cast<int32_t>(id);
+    target -= weight;
   }
   TANDEM_CHECK(false) << target << " left over of " << total;
   return -1;
@@ -206,30 +198,39 @@ LogitRange RangeOfCut(const DrawArgs& args, uint64_t total, uint64_t needed) {
 LogitRange NarrowRange(const DrawArgs& args, LogitRange range, uint64_t lost,
                        DrawScratch* scratch) {
   std::vector<float>& sample = scratch->sample;
+  std::vector<float>& weights = scratch->sample_weights;
   sample.clear();
-  for (size_t i = 0; i < args.row.size(); i += kGuessStride) sample.push_back(args.row[i]);
+  weights.clear();
+  const float* const row_weights = scratch->weights.data();
+  for (size_t first = 0; first < args.row.size(); first += kGuessRun * kGuessStride) {
+    const size_t end = std::min(first + kGuessRun, args.row.size());
+    sample.insert(sample.end(), args.row.data() + first, args.row.data() + end);
+    weights.insert(weights.end(), row_weights + first, row_weights + end);
+  }
   const auto size = static_cast<int64_t>(sample.size());
-  const int64_t candidates = GetRowMath().count_above(sample.data(), size, range.low);
-  if (candidates * int64_t{kGuessStride} <= int64_t{kFewCandidates}) return range;
-  std::vector<uint64_t>& weights = scratch->sample_weights;
-  weights.resize(sample.size());
-  ComputeWeights(sample, args, weights.data());
+  scratch->sample_places.resize(sample.size() + kLanes);
+  uint64_t above = 0;
+  const auto found =
+      static_cast<size_t>(GetRowMath().select(sample.data(), weights.data(), size, range.low,
+                                              range.high, &above, scratch->sample_places.data()));
+  if (found * kGuessStride <= kFewCandidates) return range;
+  uint64_t below = 0;
+  for (const float weight : weights) below += WholeWeight(weight);
   const Buckets buckets(range, args.maxima->max);
   std::array<uint64_t, kNumBuckets> sums = {};
-  std::array<float, kNumBuckets> highest;
-  highest.fill(-kInfinity);
-  for (size_t i = 0; i < sample.size(); ++i) {
-    const int bucket = buckets.Of(sample[i]);
-    sums[bucket] += weights[i] * kGuessStride;
-    highest[bucket] = std::max(highest[bucket], sample[i]);
+  for (size_t i = 0; i < found; ++i) {
+    const auto place = static_cast<size_t>(scratch->sample_places[i]);
+    const uint64_t weight = WholeWeight(weights[place]);
+    sums[buckets.Of(sample[place])] += weight;
+    below -= weight;
   }
-  uint64_t below = 0;
   for (int bucket = kNumBuckets - 1; bucket >= 0; --bucket) {
     below += sums[bucket];
-    if (highest[bucket] == -kInfinity) continue;
-    if (below < static_cast<double>(lost) * (1 - kGuessError)) range.low = highest[bucket];
-    if (below > static_cast<double>(lost) * (1 + kGuessError)) {
-      range.high = highest[bucket];
+    const double guess = static_cast<double>(below) * kGuessStride;
+    if (guess < static_cast<double>(lost) * (1 - kGuessError))
+      range.low = buckets.HighestOf(bucket);
+    if (guess > static_cast<double>(lost) * (1 + kGuessError)) {
+      range.high = buckets.HighestOf(bucket);
       break;
     }
   }
@@ -242,14 +243,14 @@ void SelectRange(const DrawArgs& args, const LogitRange& range, DrawScratch* scr
   static_assert(kPiece % kBlock == 0);
   scratch->candidates.clear();
   std::fill(scratch->piece_totals.begin(), scratch->piece_totals.end(), 0);
-  std::array<int32_t, kBlock> places;
+  std::array<int32_t, kBlock + kLanes> places;
   for (size_t block = 0; block < args.maxima->blocks.size(); ++block) {
     if (args.maxima->blocks[block] < range.low) continue;
     const size_t first = block * kBlock;
     const std::span<const float> logits =
         args.row.subspan(first, std::min(kBlock, args.row.size() - first));
     const size_t piece = first / kPiece;
-    const uint64_t* const weights = WeightsOf(piece, args, scratch) + first % kPiece;
+    const float* const weights = scratch->weights.data() + first;
     const int64_t found =
         GetRowMath().select(logits.data(), weights, static_cast<int64_t>(logits.size()), range.low,
                             range.high, &scratch->piece_totals[piece], places.data());
@@ -257,7 +258,7 @@ void SelectRange(const DrawArgs& args, const LogitRange& range, DrawScratch* scr
       const auto place = static_cast<size_t>(places[static_cast<size_t>(i)]);
       scratch->candidates.push_back({.id = static_cast<int32_t>(first + place),
                                      .logit = logits[place],
-                                     .weight = weights[place]});
+                                     .weight = WholeWeight(weights[place])});
     }
   }
 }
@@ -322,10 +323,10 @@ int32_t Draw(const DrawArgs& args, DrawScratch* scratch) {
     kept.top_k = 0;
     return scratch->ids[static_cast<size_t>(Draw(kept, scratch))];
   }
-  uint64_t total = WeighPieces(args, scratch);
+  uint64_t total = WeighRow(args, scratch);
   Cut cut;
   if (args.top_p < 1.0f) cut = CutByWeight(args, &total, scratch);
-  return DrawByPiece(args, cut, total, scratch);
+  return DrawByPiece(args, cut, total, *scratch);
 }
 
 }  // namespace tandem

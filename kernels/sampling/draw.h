@@ -26,11 +26,10 @@ struct DrawScratch {
   std::vector<int32_t> ids;
   std::vector<int32_t> order;
   RowMaxima maxima;
-  std::vector<uint64_t> weights;  // The weights of weighed_piece.
-  size_t weighed_piece = 0;
+  std::vector<float> weights;  // The row's; they count for their WholeWeight (row_math.h).
   std::vector<uint64_t> piece_totals;
-  std::vector<float> sample;
-  std::vector<uint64_t> sample_weights;
+  std::vector<float> sample, sample_weights;
+  std::vector<int32_t> sample_places;
   std::vector<Candidate> candidates, near_cut;  // For top-p's cut.
 };
 

@@ -13,14 +13,14 @@ bool FindMaxima(std::span<const float> row, RowMaxima* maxima) {
   const auto size = static_cast<int64_t>(row.size());
   const RowMath& math = GetRowMath();
   maxima->blocks.resize(static_cast<size_t>(CeilDiv(size, RowMaxima::kBlock)));
-  int64_t not_finite = 0;
+  bool all_finite = true;
   int64_t first = 0;
   for (float& max : maxima->blocks) {
-    not_finite += math.scan(row.data() + first, std::min(RowMaxima::kBlock, size - first), &max);
+    all_finite &= math.scan(row.data() + first, std::min(RowMaxima::kBlock, size - first), &max);
     first += RowMaxima::kBlock;
   }
   maxima->max = *std::max_element(maxima->blocks.begin(), maxima->blocks.end());
-  return not_finite == 0;
+  return all_finite;
 }
 
 int32_t HighestId(std::span<const float> row, const RowMaxima& maxima) {

@@ -9,11 +9,16 @@
 
 namespace tandem {
 
+// What a weight counts for: through int64_t, which is one instruction where uint64_t is several.
+[[gnu::always_inline]] inline uint64_t WholeWeight(float weight) {
+  return static_cast<uint64_t>(static_cast<int64_t>(weight));
+}
+
 struct RowMath {
   const char* name;
 
-  // How many of `count` values, at least 1, are infinite or NaN; and the highest, if none is NaN.
-  int64_t (*scan)(const float* values, int64_t count, float* max);
+  // Whether all of `count` values, at least 1, are finite; and the highest, if none is NaN.
+  bool (*scan)(const float* values, int64_t count, float* max);
 
   // How many values are above `bound`.
   int64_t (*count_above)(const float* values, int64_t count, float bound);
@@ -21,14 +26,15 @@ struct RowMath {
   // Adds exp(value - max) to lanes[i % 16], i ascending.
   void (*add_exp)(const float* values, int64_t count, float max, float* lanes);
 
-  // weights[i] = exp((value - max) / temperature) * unit as an integer; returns their sum.
-  uint64_t (*weights)(const float* values, int64_t count, float max, float temperature, float unit,
-                      uint64_t* weights);
+  // weights[i] = exp((value - max) / temperature) * unit, below 2^63; returns the sum of
+  // WholeWeights.
+  uint64_t (*weigh)(const float* values, int64_t count, float max, float temperature, float unit,
+                    float* weights);
 
-  // Adds the weights of values above `high` to `above`. Lists, ascending, where other values of at
-  // least `low` are; returns how many.
-  int64_t (*select)(const float* values, const uint64_t* weights, int64_t count, float low,
-                    float high, uint64_t* above, int32_t* places);
+  // Adds the whole weights of values above `high` to `above`. Lists, ascending, where other values
+  // of at least `low` are; returns how many. `places` has room for kLanes more than `count`.
+  int64_t (*select)(const float* values, const float* weights, int64_t count, float low, float high,
+                    uint64_t* above, int32_t* places);
 };
 
 // For the baseline of the architecture.

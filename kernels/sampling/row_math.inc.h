@@ -21,22 +21,23 @@
 namespace tandem {
 namespace {
 
-// Integers of the same order as floats, which vectors take the maximum of: their own inverse.
-inline int32_t FlipNegative(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
-
-int64_t Scan(const float* values, int64_t count, float* max) {
-  constexpr int32_t kExponent = 0x7F800000;
+bool Scan(const float* values, int64_t count, float* max) {
+  // On bits, as compilers have vectors for a maximum of integers, not of floats. Those of positive
+  // floats rise with the float, those of negative ones with its magnitude: above all positive ones
+  // as integers without a sign, below them with one.
   int32_t highest = std::numeric_limits<int32_t>::min();
-  // A 32-bit sum of 2^31 values cannot overflow, and rows are far shorter.
-  uint32_t not_finite = 0;
+  int32_t lowest = std::numeric_limits<int32_t>::max();
+  uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t bits = std::bit_cast<int32_t>(values[i]);
-    not_finite += (bits & kExponent) == kExponent ? 1u : 0u;
-    const int32_t ordered = FlipNegative(bits);
-    highest = ordered > highest ? ordered : highest;
+    highest = bits > highest ? bits : highest;
+    lowest = bits < lowest ? bits : lowest;
+    const uint32_t plain = std::bit_cast<uint32_t>(values[i]);
+    largest = plain > largest ? plain : largest;
   }
-  *max = std::bit_cast<float>(FlipNegative(highest));
-  return not_finite;
+  *max = std::bit_cast<float>(highest >= 0 ? highest : lowest);
+  constexpr int32_t kInfinity = 0x7F800000;
+  return highest < kInfinity && (largest & 0x7FFFFFFFu) < uint32_t{kInfinity};
 }
 
 int64_t CountAbove(const float* values, int64_t count, float bound) {
@@ -60,23 +61,21 @@ void AddExp(const float* values, int64_t count, float max, float* lanes) {
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = sums[lane];
 }
 
-uint64_t Weights(const float* values, int64_t count, float max, float temperature, float unit,
-                 uint64_t* weights) {
+uint64_t Weigh(const float* values, int64_t count, float max, float temperature, float unit,
+               float* weights) {
   constexpr int64_t kChunk = 256;
-  float scaled[kChunk];
   uint64_t total = 0;
   for (int64_t first = 0; first < count; first += kChunk) {
     const int64_t size = count - first < kChunk ? count - first : kChunk;
-    // Two loops, as some instruction sets have vectors for the first only.
-    for (int64_t i = 0; i < size; ++i) {
-      scaled[i] = Exp((values[first + i] - max) / temperature) * unit;
+    const float* const from = values + first;
+    float* const to = weights + first;
+    if (temperature == 1.0f) {  // Without the division, which takes as long as the rest.
+      for (int64_t i = 0; i < size; ++i) to[i] = Exp(from[i] - max) * unit;
+    } else {
+      for (int64_t i = 0; i < size; ++i) to[i] = Exp((from[i] - max) / temperature) * unit;
     }
-    for (int64_t i = 0; i < size; ++i) {
-      // Through int64_t, which is one instruction where uint64_t is several.
-      const uint64_t weight = static_cast<uint64_t>(static_cast<int64_t>(scaled[i]));
-      weights[first + i] = weight;
-      total += weight;
-    }
+    // Apart, as some instruction sets have vectors for the first only.
+    for (int64_t i = 0; i < size; ++i) total += WholeWeight(to[i]);
   }
   return total;
 }
@@ -104,17 +103,32 @@ inline uint32_t LanesInRange(const float* values, float low, float high) {
 #endif
 }
 
-int64_t Select(const float* values, const uint64_t* weights, int64_t count, float low, float high,
+// Writes where the values of `lanes` are, the first of kLanes being at `first`; returns how many.
+inline int64_t WritePlaces(uint32_t lanes, int64_t first, int32_t* places) {
+#if defined(__AVX512F__)
+  const __m512i each =
+      _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                       _mm512_set1_epi32(static_cast<int32_t>(first)));
+  _mm512_storeu_si512(places, _mm512_maskz_compress_epi32(static_cast<__mmask16>(lanes), each));
+  return __builtin_popcount(lanes);
+#else
+  int64_t found = 0;
+  for (; lanes != 0; lanes &= lanes - 1) {
+    places[found++] = static_cast<int32_t>(first + __builtin_ctz(lanes));
+  }
+  return found;
+#endif
+}
+
+int64_t Select(const float* values, const float* weights, int64_t count, float low, float high,
                uint64_t* above, int32_t* places) {
   uint64_t sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += values[i] > high ? weights[i] : 0;
+  for (int64_t i = 0; i < count; ++i) sum += WholeWeight(values[i] > high ? weights[i] : 0.0f);
   *above += sum;
   int64_t found = 0;
   int64_t first = 0;
   for (; first + kLanes <= count; first += kLanes) {
-    for (uint32_t lanes = LanesInRange(values + first, low, high); lanes != 0; lanes &= lanes - 1) {
-      places[found++] = static_cast<int32_t>(first + __builtin_ctz(lanes));
-    }
+    found += WritePlaces(LanesInRange(values + first, low, high), first, places + found);
   }
   for (; first < count; ++first) {
     if (values[first] >= low && values[first] <= high) {
@@ -131,7 +145,7 @@ constinit const RowMath TANDEM_ROW_MATH = {.name = TANDEM_ROW_MATH_NAME,
                                            .scan = Scan,
                                            .count_above = CountAbove,
                                            .add_exp = AddExp,
-                                           .weights = Weights,
+                                           .weigh = Weigh,
                                            .select = Select};
 
 }  // namespace tandem

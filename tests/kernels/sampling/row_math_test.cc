@@ -30,10 +30,10 @@ TEST_P(RowMathTest, HasTheBitsOfTheGenericPath) {
     if (round % 7 == 0) row[random() % row.size()] = std::nanf("");
     const int64_t count = static_cast<int64_t>(row.size());
     float max = 0, expected_max = 0;
-    const int64_t not_finite = math.scan(row.data(), count, &max);
-    EXPECT_EQ(not_finite, kRowMathGeneric.scan(row.data(), count, &expected_max));
-    EXPECT_EQ(not_finite,
-              std::count_if(row.begin(), row.end(), [](float x) { return !std::isfinite(x); }));
+    const bool all_finite = math.scan(row.data(), count, &max);
+    EXPECT_EQ(all_finite, kRowMathGeneric.scan(row.data(), count, &expected_max));
+    EXPECT_EQ(all_finite,
+              std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }));
     if (round % 7 == 0) continue;
     EXPECT_EQ(max, expected_max);
     EXPECT_EQ(max, *std::max_element(row.begin(), row.end()));
@@ -43,18 +43,21 @@ TEST_P(RowMathTest, HasTheBitsOfTheGenericPath) {
     math.add_exp(row.data(), count, max, lanes[0]);
     kRowMathGeneric.add_exp(row.data(), count, max, lanes[1]);
     EXPECT_EQ(std::memcmp(lanes[0], lanes[1], sizeof(lanes[0])), 0);
-    std::vector<uint64_t> weights(row.size());
-    std::vector<uint64_t> expected(row.size());
-    const float temperature = round % 5 == 0 ? 1e-30f : 0.7f;
-    EXPECT_EQ(
-        math.weights(row.data(), count, max, temperature, 0x1p44f, weights.data()),
-        kRowMathGeneric.weights(row.data(), count, max, temperature, 0x1p44f, expected.data()));
+    std::vector<float> weights(row.size());
+    std::vector<float> expected(row.size());
+    const float temperature = round % 5 == 0 ? 1e-30f : round % 5 == 1 ? 1.0f : 0.7f;
+    const uint64_t total = math.weigh(row.data(), count, max, temperature, 0x1p44f, weights.data());
+    EXPECT_EQ(total,
+              kRowMathGeneric.weigh(row.data(), count, max, temperature, 0x1p44f, expected.data()));
     EXPECT_EQ(weights, expected);
+    uint64_t sum = 0;
+    for (const float weight : weights) sum += WholeWeight(weight);
+    EXPECT_EQ(total, sum);
     const float low = std::min(row[0], row.back()), high = std::max(row[0], row.back());
     uint64_t above = 5, expected_above = 5;
-    std::vector<int32_t> places(row.size()), expected_places;
+    std::vector<int32_t> places(row.size() + 16), expected_places;
     for (size_t i = 0; i < row.size(); ++i) {
-      if (row[i] > high) expected_above += weights[i];
+      if (row[i] > high) expected_above += WholeWeight(weights[i]);
       if (row[i] >= low && row[i] <= high) expected_places.push_back(static_cast<int32_t>(i));
     }
     places.resize(static_cast<size_t>(
