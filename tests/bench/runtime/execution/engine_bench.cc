@@ -10,6 +10,7 @@
 //   NAME          the seconds that the row takes
 //   about NAME    JSON: its tokens, operations and bytes
 //   profile NAME  JSON: the seconds by kind of operation, "all" of them together
+//   each NAME     JSON: the seconds of each of its steps
 //
 // Rows are named by sizes: prefill_512; decode_16 or decode_16_at_8192 (behind so many tokens, 128
 // where it is not said); shared_16_at_2048 (decoding with so many tokens in common and 128 of each
@@ -24,6 +25,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -68,7 +70,8 @@ struct Amounts {
 struct Row {
   int32_t tokens = 0;  // 0: it is no forward pass.
   Amounts amounts;
-  std::function<void()> run;
+  std::function<void()> run_step;
+  int32_t steps = 1;
 };
 
 // Sequences that decode behind `shared` tokens in common and `own` ones each.
@@ -136,16 +139,32 @@ class Bench {
         continue;
       }
       backend_.TakeSeconds();
-      const auto begin = std::chrono::steady_clock::now();
-      row.run();
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+      const std::vector<double> seconds = TimeSteps(row);
       std::map<std::string, double> kinds = backend_.TakeSeconds();
-      kinds["all"] = seconds.count();
-      Answer(what == "profile" ? ToJson(kinds) : absl::StrFormat("%.6f", seconds.count()));
+      kinds["all"] = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+      if (what == "profile") {
+        Answer(ToJson(kinds));
+      } else if (what == "each") {
+        Answer("[" + absl::StrJoin(seconds, ", ") + "]");
+      } else {
+        Answer(absl::StrFormat("%.6f", kinds["all"]));
+      }
     }
   }
 
  private:
+  // In seconds.
+  static std::vector<double> TimeSteps(const Row& row) {
+    std::vector<double> seconds;
+    for (int32_t step = 0; step < row.steps; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      row.run_step();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      seconds.push_back(took.count());
+    }
+    return seconds;
+  }
+
   static void Answer(const std::string& line) {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
@@ -169,8 +188,10 @@ class Bench {
     if (what == "prefill") return MakePrefill(size);
     if (what == "decode") return MakeDecode({.sequences = size});
     if (what == "gemm") return MakeGemm(size);
+    if (what == "greedy") return MakeSampling(size, [](int32_t) { return true; });
+    if (what == "topp") return MakeSampling(size, [](int32_t) { return false; });
     TANDEM_CHECK(what == "sampling") << "no row " << name;
-    return MakeSampling(size);
+    return MakeSampling(size, [](int32_t row) { return row % 2 == 0; });
   }
 
   bool has_weights_of(WeightType type) const { return model_->types().weights == type; }
@@ -202,11 +223,12 @@ class Bench {
   // `run` does `piece` for one of kLimitPieces.
   template <typename Run>
   void AddLimit(const std::string& name, const Amounts& piece, Run run) {
-    rows_[name] = {
-        .amounts = {.operations = piece.operations * kLimitPieces,
-                    .int8_operations = piece.int8_operations * kLimitPieces,
-                    .bytes = piece.bytes * kLimitPieces},
-        .run = [this, run] { pool_.ParallelFor(kLimitPieces, [&](int64_t i, int) { run(i); }); }};
+    rows_[name] = {.amounts = {.operations = piece.operations * kLimitPieces,
+                               .int8_operations = piece.int8_operations * kLimitPieces,
+                               .bytes = piece.bytes * kLimitPieces},
+                   .run_step = [this, run] {
+                     pool_.ParallelFor(kLimitPieces, [&](int64_t i, int) { run(i); });
+                   }};
   }
 
   // At least as many blocks, all of them with the KV of some prompt.
@@ -271,9 +293,7 @@ class Bench {
     for (double* part : {&amounts.operations, &amounts.int8_operations, &amounts.bytes}) {
       *part *= kDecodeSteps;
     }
-    return {kDecodeSteps * c.sequences, amounts, [this, c] {
-              for (int32_t i = 0; i < kDecodeSteps; ++i) Execute(c, 1);
-            }};
+    return {kDecodeSteps * c.sequences, amounts, [this, c] { Execute(c, 1); }, kDecodeSteps};
   }
 
   // One feed-forward projection of the model.
@@ -304,7 +324,8 @@ class Bench {
             }};
   }
 
-  Row MakeSampling(int32_t rows) {
+  Row MakeSampling(int32_t rows, const std::function<bool(int32_t row)>& is_greedy) {
+    queries_.clear();
     std::mt19937_64 random(5);
     std::normal_distribution<float> normal(0.0f, 2.5f);
     std::vector<float> logits(static_cast<size_t>(rows * kSampledVocabulary));
@@ -313,7 +334,7 @@ class Bench {
     logits_ = Must(backend_.Allocate(bytes));
     Must(backend_.Upload(logits_.data(), logits.data(), bytes));
     for (int32_t row = 0; row < rows; ++row) {
-      const bool greedy = row % 2 == 0;
+      const bool greedy = is_greedy(row);
       queries_.push_back({.row = row,
                           .temperature = greedy ? 0.0f : 1.0f,
                           .top_p = greedy ? 1.0f : 0.95f,
