@@ -415,6 +415,7 @@ struct Gemm {
                        .panel_scale_bytes = kPanelScaleBytes,
                        .panel_group_bytes = kPanelGroupBytes,
                        .activation_unit_bytes = Policy::kRowUnitBytes,
+                       .activation_block_units = 1,
                        .row_run_bytes = kRowRunBytes,
                        .row_group_bytes = kRowGroupBytes,
                        .max_tile_rows = kMaxRows,
