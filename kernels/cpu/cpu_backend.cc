@@ -266,6 +266,7 @@ absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
   for (const Isa& isa : KnownIsas()) {
     absl::StrAppend(&known, ", ", isa.name);
     if (options.isa != "auto" && options.isa != isa.name) continue;
+    if (options.isa == "auto" && isa.by_name_alone) continue;
     const bool has_methods = isa.name == std::string_view("avx512bf16");
     const KernelTable* const table = has_methods ? KernelsByMethods(options) : isa.kernels();
     if (table != nullptr) return table;

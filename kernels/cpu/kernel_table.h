@@ -148,6 +148,7 @@ struct Isa {
   const char* name;
   const char* needs;                // What the processor must have, in words.
   const KernelTable* (*kernels)();  // Null if this machine lacks something.
+  bool by_name_alone = false;       // "auto" does not take it: it is a class of its own.
 };
 
 // Best first; the last is "generic", plain C++ for the baseline of the architecture, which no

@@ -74,7 +74,7 @@ bool MachineHasAmx(uint32_t feature_bits) {
   const uint32_t wanted = kTileBit | feature_bits;
   return (edx & wanted) == wanted;
 }
-constexpr uint32_t kAmxInt8Bit = 1u << 25;
+constexpr uint32_t kAmxBf16Bit = 1u << 22, kAmxInt8Bit = 1u << 25;
 
 // Linux gives tiles, 8 KiB that a thread's state grows by, to processes that ask: once, for all
 // their threads. Older kernels, and who stands in for one, refuse.
@@ -118,6 +118,17 @@ KernelTable MakeAvx512Bf16Table(Bf16Method bf16, Int8Method int8) {
   return table;
 }
 
+const KernelTable* AmxKernels() {
+  if (!HasInt8Tiles() || !MachineHasAmx(kAmxBf16Bit)) return nullptr;
+  static const KernelTable table = [] {
+    KernelTable amx = *Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method());
+    amx.isa = "amx";
+    amx.gemm[1] = kAmxGemmBf16;
+    return amx;
+  }();
+  return &table;
+}
+
 }  // namespace
 
 Bf16Method PickedBf16Method() {
@@ -145,6 +156,11 @@ const KernelTable* Avx512Bf16Kernels(Bf16Method bf16, Int8Method int8) {
 
 std::span<const Isa> KnownIsas() {
   static constexpr Isa kIsas[] = {
+      {.name = "amx",
+       .needs = "AMX-TILE, AMX-INT8 and AMX-BF16, a kernel that lets processes use them, and what "
+                "avx512bf16 needs",
+       .kernels = AmxKernels,
+       .by_name_alone = true},
       {.name = "avx512bf16",
        .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2, FMA and F16C",
        .kernels = [] { return Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method()); }},

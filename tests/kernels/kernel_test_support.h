@@ -151,6 +151,9 @@ inline const std::vector<std::string>& TestedDevices() {
   static const std::vector<std::string> devices = [] {
     std::vector<std::string> all = FmaDevices();
     all.push_back("cpu-generic");
+#if !defined(__aarch64__)
+    all.push_back("cpu-amx");
+#endif
 #if defined(TANDEM_CUDA)
     all.push_back("cuda-tensor");
 #endif

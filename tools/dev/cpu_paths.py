@@ -11,7 +11,7 @@ NEEDS = {"avx512bf16": _VNNI | {"avx512_bf16"}, "avx512vnni": _VNNI, "avx512": _
          "neondot": {"asimd", "asimddp"}, "neon": {"asimd"}}
 # What is a class of its own, or a way to the same bits, and not for who asks for paths.
 _AMX = NEEDS["avx512bf16"] | {"amx_tile", "amx_int8"}
-OTHER_NEEDS = {"avx512bf16-tiles": _AMX}
+OTHER_NEEDS = {"avx512bf16-tiles": _AMX, "amx": _AMX | {"amx_bf16"}}
 
 
 def has(needs):
