@@ -13,18 +13,22 @@
 
 namespace tandem {
 
-// The cpu's instruction sets, best first; all but "generic" are of one numerics class
-// (docs/numerics.md).
+// The cpu's instruction sets that "auto" takes, best first; all but "generic" are of one numerics
+// class (docs/numerics.md).
 #if defined(__aarch64__)
 inline constexpr const char* kIsas[] = {"neondot", "neon", "generic"};
 #else
 inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "generic"};
 #endif
 
-// What --isa takes: "auto" (the best that this machine has), or one of kIsas.
+// What --isa takes: "auto" (the best of kIsas that this machine has), one of kIsas, or one that is
+// a class of its own, which "auto" leaves alone.
 inline std::vector<std::string> IsaChoices() {
   std::vector<std::string> choices = {"auto"};
   choices.insert(choices.end(), std::begin(kIsas), std::end(kIsas));
+#if !defined(__aarch64__)
+  choices.emplace_back("amx");
+#endif
   return choices;
 }
 

@@ -116,7 +116,7 @@ class Backend {
 
   // "reference", "cpu", "fenced", "cuda".
   virtual std::string name() const = 0;
-  // Its instruction set: "reference", one of kIsas (create_backend.h), or a GPU's ("sm_90").
+  // Its instruction set: "reference", one of IsaChoices (create_backend.h), or a GPU's ("sm_90").
   virtual std::string isa() const = 0;
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.

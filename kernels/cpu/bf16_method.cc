@@ -1,10 +1,7 @@
-#include <algorithm>
-#include <bit>
-#include <chrono>
-#include <limits>
 #include <vector>
 
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kernel_trial.h"
 #include "kernels/probe/hostile_numbers.h"
 #include "kernels/support/float_environment.h"
 #include "runtime/base/log.h"
@@ -42,62 +39,19 @@ Tile MakeTile() {
   return tile;
 }
 
-// The tile as one of the methods computes it.
-class Trial {
- public:
-  Trial(const GemmKernels& gemm, const Tile& tile)
-      : gemm_(gemm),
-        packed_rows_(kRows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes),
-        output_(kRows * kOutputs),
-        task_{.activations = packed_rows_.data(),
-              .num_rows = kRows,
-              .panels = reinterpret_cast<const std::byte*>(tile.panel.data()),
-              .in_features = kInputs,
-              .group = 0,
-              .segmented = false,
-              .bias = nullptr,
-              .output = output_.data(),
-              .output_stride = kOutputs,
-              .num_outputs = kOutputs,
-              .output_dtype = DType::kF32} {
-    gemm.pack_rows(tile.rows.data(), kInputs, /*segmented=*/false, /*group=*/0, kRows,
-                   packed_rows_.data());
-    gemm.run(task_);
-  }
-
-  const std::vector<float>& output() const { return output_; }
-
-  // The shortest of some runs takes so long.
-  double Seconds() const {
-    double best = std::numeric_limits<double>::infinity();
-    for (int run = 0; run < 12; ++run) {
-      const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < 4; ++i) gemm_.run(task_);
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-      best = std::min(best, elapsed.count());
-    }
-    return best;
-  }
-
- private:
-  const GemmKernels& gemm_;
-  std::vector<std::byte> packed_rows_;
-  std::vector<float> output_;
-  const GemmTask task_;
-};
-
-bool SameBits(float a, float b) {
-  return OneNan(std::bit_cast<uint32_t>(a)) == OneNan(std::bit_cast<uint32_t>(b));
-}
-
 }  // namespace
 
 Bf16Method PickBf16Method(const GemmKernels& dot, const GemmKernels& fma) {
   const KernelFloatScope scope;
   const Tile tile = MakeTile();
-  const Trial by_dot(dot, tile), by_fma(fma, tile);
-  if (!std::equal(by_dot.output().begin(), by_dot.output().end(), by_fma.output().begin(),
-                  SameBits)) {
+  const TrialTask task{.input = tile.rows.data(),
+                       .input_row_bytes = kInputs * 2,
+                       .rows = kRows,
+                       .inputs = kInputs,
+                       .panels = reinterpret_cast<const std::byte*>(tile.panel.data()),
+                       .outputs = kOutputs};
+  const KernelTrial by_dot(dot, task), by_fma(fma, task);
+  if (!by_fma.HasBitsOf(by_dot)) {
     LogWarning("vdpbf16ps and fused multiply-adds give different bits here: vdpbf16ps it is");
     return Bf16Method::kDot;
   }

@@ -257,15 +257,19 @@ class CpuBackend final : public HostBackend {
   Scratch scratch_;
 };
 
+const KernelTable* KernelsByMethods(const CpuBackendOptions& options) {
+  return Avx512Bf16Kernels(options.bf16_method ? *options.bf16_method : PickedBf16Method(),
+                           options.int8_method ? *options.int8_method : PickedInt8Method());
+}
+
 absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
   std::string known = "auto";
   for (const Isa& isa : KnownIsas()) {
     absl::StrAppend(&known, ", ", isa.name);
     if (options.isa != "auto" && options.isa != isa.name) continue;
-    const KernelTable* table = isa.kernels();
-    if (options.bf16_method && isa.name == std::string_view("avx512bf16")) {
-      table = Avx512Bf16Kernels(*options.bf16_method);
-    }
+    if (options.isa == "auto" && isa.by_name_alone) continue;
+    const bool has_methods = isa.name == std::string_view("avx512bf16");
+    const KernelTable* const table = has_methods ? KernelsByMethods(options) : isa.kernels();
     if (table != nullptr) return table;
     if (options.isa == isa.name) {
       return absl::FailedPreconditionError(
@@ -285,6 +289,10 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOption
   }
   TANDEM_ASSIGN_OR_RETURN(const KernelTable* const table, PickTable(options));
   return std::make_unique<CpuBackend>(*table, options);
+}
+
+std::unique_ptr<Backend> CreateCpuBackend(const KernelTable& table, int num_threads) {
+  return std::make_unique<CpuBackend>(table, CpuBackendOptions{.num_threads = num_threads});
 }
 
 }  // namespace tandem

@@ -60,7 +60,9 @@ int64_t PanelBytes(const GemmKernels& gemm, const LinearSpec& spec) {
 }
 
 int64_t RowBytes(const GemmKernels& gemm, const LinearSpec& spec) {
-  return Units(gemm, spec.in_features) * static_cast<int64_t>(gemm.activation_unit_bytes) +
+  const int64_t units =
+      RoundUp<int64_t>(Units(gemm, spec.in_features), gemm.activation_block_units);
+  return units * static_cast<int64_t>(gemm.activation_unit_bytes) +
          static_cast<int64_t>(gemm.row_run_bytes) +
          Groups(spec) * static_cast<int64_t>(gemm.row_group_bytes);
 }
@@ -240,16 +242,17 @@ std::unique_ptr<LinearOp> CpuPrepare(const GemmKernels& gemm, const LinearSpec& 
 absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* scratch) {
   const auto* op = dynamic_cast<const CpuLinearOp*>(args.op);
   TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
-  const GemmKernels& gemm = op->gemm();
   const LinearSpec& spec = op->spec();
-  const int64_t panel_bytes = PanelBytes(gemm, spec);
-  const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
-  const int64_t row_bytes = RowBytes(gemm, spec);
+  const int64_t panel_bytes = PanelBytes(op->gemm(), spec);
+  const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, op->gemm().panel_outputs);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
+  const int64_t row_bytes =
+      std::max(RowBytes(op->gemm(), spec), RowBytes(op->gemm().ForRows(block_rows), spec));
   TANDEM_ASSIGN_OR_RETURN(std::byte* const activations,
                           scratch->Get(static_cast<size_t>(block_rows * row_bytes)));
   for (int64_t first_row = 0; first_row < args.num_rows; first_row += kRowBlock) {
     const int64_t rows = std::min(kRowBlock, args.num_rows - first_row);
+    const GemmKernels& gemm = op->gemm().ForRows(rows);
     const RowTiles tiles = MakeRowTiles(rows, gemm.max_tile_rows);
     const auto* input =
         static_cast<const std::byte*>(args.input) +

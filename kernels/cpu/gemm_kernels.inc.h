@@ -6,6 +6,7 @@
 #include "kernels/cpu/int8_rows.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/linear_sums.h"
 #include "kernels/cpu/micro_kernel.h"
 
 namespace tandem {
@@ -342,72 +343,30 @@ struct Gemm {
     }
   }
 
-  // The pairwise tree over segments, as they come: a binary counter whose digits are sums.
-  // Returns the buffer that holds the result.
-  static const float* SumSegments(const Band& band, float (*buffers)[kBandFloats]) {
-    const int64_t count = band.rows() * band.sums_stride();
-    static_assert(kNumLinearSegments == 8);
-    float* waiting[3] = {};  // by level; null: nothing there
-    float* current = nullptr;
-    int next_buffer = 0;  // of four: at most one a level, and the current one
-    for (int segment = 0; segment < kNumLinearSegments; ++segment) {
-      const int64_t begin = LinearSegmentBegin(band.task.in_features, segment);
-      const int64_t end = LinearSegmentBegin(band.task.in_features, segment + 1);
-      current = nullptr;
-      if (begin < end) {
-        while (IsWaiting(waiting, buffers[next_buffer])) next_buffer = (next_buffer + 1) % 4;
-        current = buffers[next_buffer];
-        Sum(band, segment, begin / Policy::kPerUnit, Units(end), current);
-      }
-      int level = 0;
-      for (; (segment >> level & 1) != 0; ++level) {
-        float* left = waiting[level];
-        waiting[level] = nullptr;
-        if (left == nullptr) continue;
-        if (current != nullptr) {
-          for (int64_t i = 0; i < count; i += kLanes) {
-            StoreF32(left + i, LoadF32(left + i) + LoadF32(current + i));
-          }
-        }
-        current = left;
-      }
-      if (level < 3) waiting[level] = current;
-    }
-    return current;
-  }
-
-  static bool IsWaiting(float* const (&waiting)[3], const float* buffer) {
-    return waiting[0] == buffer || waiting[1] == buffer || waiting[2] == buffer;
-  }
-
   static void RunBand(const Band& band, int64_t first_output) {
     const GemmTask& task = band.task;
     alignas(64) float buffers[4][kBandFloats];
     const float* sums = buffers[0];
     if (task.segmented) {
-      sums = SumSegments(band, buffers);
+      sums = SumSegments(task.in_features, band.rows() * band.sums_stride(), buffers,
+                         [&](int segment, int64_t begin, int64_t end, float* to) {
+                           Sum(band, segment, begin / Policy::kPerUnit, Units(end), to);
+                         });
     } else {
       Sum(band, /*segment=*/0, 0, Units(task.in_features), buffers[0]);
     }
-    const int64_t left = task.num_outputs - first_output;
-    const int count = left < band.sums_stride() ? static_cast<int>(left) : band.sums_stride();
-    const int64_t first_row = band.tiles.begin(band.first_tile);
-    for (int64_t r = 0; r < band.rows(); ++r) {
-      for (int i = 0; i < count; i += kLanes) {
-        const int lanes = count - i < kLanes ? count - i : kLanes;
-        F32x16 y = LoadF32(sums + r * band.sums_stride() + i);
-        if constexpr (kPanelScaleBytes != 0) {
-          const std::byte* const panel = band.panels + i / kPanelOutputs * band.panel_bytes();
-          const std::byte* const scales = panel + Units(task.in_features) * kPanelUnitBytes;
-          y = y * LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
-        }
-        if (task.bias != nullptr) {
-          y = y + LoadLanes(DType::kF32, task.bias, first_output + i, lanes);
-        }
-        StoreLanes(task.output_dtype, task.output,
-                   (first_row + r) * task.output_stride + first_output + i, y, lanes);
-      }
-    }
+    const SumsOfRows rows{.sums = sums,
+                          .stride = band.sums_stride(),
+                          .first_row = band.tiles.begin(band.first_tile),
+                          .num_rows = band.rows(),
+                          .first_output = first_output};
+    const auto scaled = [&](int i, F32x16 y) __attribute__((always_inline)) {
+      if constexpr (kPanelScaleBytes == 0) return y;
+      const std::byte* const panel = band.panels + i / kPanelOutputs * band.panel_bytes();
+      const std::byte* const scales = panel + Units(task.in_features) * kPanelUnitBytes;
+      return y * LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
+    };
+    FinishRows(task, rows, scaled);
   }
 
   static void Run(const GemmTask& task) {
@@ -456,6 +415,7 @@ struct Gemm {
                        .panel_scale_bytes = kPanelScaleBytes,
                        .panel_group_bytes = kPanelGroupBytes,
                        .activation_unit_bytes = Policy::kRowUnitBytes,
+                       .activation_block_units = 1,
                        .row_run_bytes = kRowRunBytes,
                        .row_group_bytes = kRowGroupBytes,
                        .max_tile_rows = kMaxRows,

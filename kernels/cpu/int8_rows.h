@@ -36,6 +36,14 @@ TANDEM_LANES float Int8ScaleOfRun(const Element* from, int64_t count) {
   return Int8Scale(LargestOfLanes(largest));
 }
 
+TANDEM_LANES int32_t SumOfLanes(I32x16 sums) {
+  int32_t parts[kLanes];
+  std::memcpy(parts, &sums, sizeof(parts));
+  int32_t sum = 0;
+  for (const int32_t part : parts) sum += part;
+  return sum;
+}
+
 // from[0, count) as units at to, to + stride, … Returns the sum of what they are now.
 template <typename Policy, typename Element>
 TANDEM_LANES int32_t PackInt8Numbers(const Element* from, int64_t count, float scale, std::byte* to,
@@ -52,11 +60,20 @@ TANDEM_LANES int32_t PackInt8Numbers(const Element* from, int64_t count, float s
       Policy::StoreRow(bytes + k, to);
     }
   }
-  int32_t parts[kLanes];
-  std::memcpy(parts, &sums, sizeof(parts));
-  int32_t sum = 0;
-  for (const int32_t part : parts) sum += part;
-  return sum;
+  return SumOfLanes(sums);
+}
+
+// The runs of a row, one a segment where there are segments: each gets its scale, and then
+// pack(begin, end, run) is called for its inputs.
+template <typename Element, typename Pack>
+TANDEM_LANES void ForInt8Runs(const Element* row, int64_t in_features, bool segmented, RowRun* runs,
+                              Pack pack) {
+  for (int segment = 0; segment < (segmented ? kNumLinearSegments : 1); ++segment) {
+    const int64_t begin = segmented ? LinearSegmentBegin(in_features, segment) : 0;
+    const int64_t end = segmented ? LinearSegmentBegin(in_features, segment + 1) : in_features;
+    runs[segment] = {.scale = Int8ScaleOfRun(row + begin, end - begin), .first_sum = 0};
+    pack(begin, end, runs[segment]);
+  }
 }
 
 // `rows` rows of `in_features` inputs, one after the other; `group`: inputs of a group, 0 without.
@@ -75,17 +92,15 @@ TANDEM_LANES void PackInt8Tile(const Element* input, int64_t in_features, bool s
       std::byte* const to = units + first / Policy::kPerUnit * stride + r * Policy::kRowUnitBytes;
       return PackInt8Numbers<Policy>(row + first, count, scale, to, stride);
     };
-    for (int segment = 0; segment < (segmented ? kNumLinearSegments : 1); ++segment) {
-      const int64_t begin = segmented ? LinearSegmentBegin(in_features, segment) : 0;
-      const int64_t end = segmented ? LinearSegmentBegin(in_features, segment + 1) : in_features;
-      RowRun& run = runs[r * kNumLinearSegments + segment];
-      run = {.scale = Int8ScaleOfRun(row + begin, end - begin), .first_sum = 0};
+    const auto pack_run = [&](int64_t begin, int64_t end, RowRun & run)
+        __attribute__((always_inline)) {
       if (group == 0) run.first_sum = -Policy::kWeightExcess * pack(begin, end - begin, run.scale);
       for (int64_t first = begin; group != 0 && first < end; first += group) {
         const int64_t count = end - first < group ? end - first : group;
         group_sums[first / group * rows + r] = -pack(first, count, run.scale);
       }
-    }
+    };
+    ForInt8Runs(row, in_features, segmented, runs + r * kNumLinearSegments, pack_run);
   }
 }
 

@@ -51,7 +51,8 @@ struct GemmKernels {
   size_t weight_unit_bytes;      // one unit of one output in a panel
   size_t panel_scale_bytes;      // scales of a panel's outputs
   size_t panel_group_bytes;      // what a panel's outputs have for each group of inputs
-  size_t activation_unit_bytes;  // one unit of one row in a tile
+  size_t activation_unit_bytes;  // one unit of one row in a tile,
+  int activation_block_units;    // of which there is a multiple of so many
   size_t row_run_bytes;          // scales of one row in a tile
   size_t row_group_bytes;        // what one row has for each group
   int max_tile_rows;
@@ -61,6 +62,14 @@ struct GemmKernels {
   void (*pack_rows)(const void* input, int64_t in_features, bool segmented, int64_t group, int rows,
                     std::byte* packed);
   void (*run)(const GemmTask& task);
+  // What so many rows and more are multiplied by: the same weights and bits in less time. Null:
+  // this, too.
+  const GemmKernels* many_rows = nullptr;
+  int64_t many_rows_from = 0;
+
+  const GemmKernels& ForRows(int64_t num_rows) const {
+    return many_rows != nullptr && num_rows >= many_rows_from ? *many_rows : *this;
+  }
 };
 
 // Running softmax of some rows over one segment, or merged.
@@ -139,23 +148,38 @@ struct Isa {
   const char* name;
   const char* needs;                // What the processor must have, in words.
   const KernelTable* (*kernels)();  // Null if this machine lacks something.
+  bool by_name_alone = false;       // "auto" does not take it: it is a class of its own.
 };
 
 // Best first; the last is "generic", plain C++ for the baseline of the architecture, which no
-// machine lacks. KV tiles are the same for all; all but "generic" give the same bits
-// (docs/numerics.md).
+// machine lacks. Packed weights and KV tiles are the same for all; all but "amx" and "generic" give
+// the same bits (docs/numerics.md).
 std::span<const Isa> KnownIsas();
 const KernelTable& GenericKernels();
 
 // How "avx512bf16" makes bf16 products (micro_kernel.h).
 enum class Bf16Method : uint8_t { kDot, kFma };
+// How "avx512bf16" and "amx" make 8-bit products of many rows: as those of few, by vpdpbusd, or by
+// tiles of AMX (amx_gemm.inc.h). The sums are exact and so the same.
+enum class Int8Method : uint8_t { kDot, kTiles };
+// Rows from which kTiles takes tiles. Fewer wait for memory either way.
+inline constexpr int64_t kTileRowsFrom = 16;
 
-// By one of its methods; its entry in KnownIsas has the one that PickBf16Method took, tried once.
-const KernelTable* Avx512Bf16Kernels(Bf16Method method);
+// By one of its methods; its entry in KnownIsas has those that were picked. Null if this machine
+// lacks something, for kTiles a process that may use AMX.
+const KernelTable* Avx512Bf16Kernels(Bf16Method bf16, Int8Method int8);
+
+// What this machine is best at, tried once by the methods below. kDot where there is no choice.
+// Any thread.
+Bf16Method PickedBf16Method();
+Int8Method PickedInt8Method();
 
 // kDot unless `fma` is faster and has the bits of `dot`, the class's own: both are run on a tile of
 // numbers of all exponents, in a millisecond. Other bits are a warning in the log.
 Bf16Method PickBf16Method(const GemmKernels& dot, const GemmKernels& fma);
+// kDot unless `tiles` is faster and has the bits of `dot`: both are run on a layer of bf16 with
+// weights of 8 bits, in a few milliseconds. Other bits are a warning in the log.
+Int8Method PickInt8Method(const GemmKernels& dot, const GemmKernels& tiles);
 
 }  // namespace tandem
 

@@ -1,3 +1,10 @@
+#include <cpuid.h>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/kernel_tables_isa.h"
 
@@ -59,19 +66,104 @@ const KernelTable* Avx512VnniKernels() {
   return &table;
 }
 
-const KernelTable* BestAvx512Bf16Kernels() {
-  if (!MachineHasAvx512Bf16()) return nullptr;
-  static const Bf16Method best = PickBf16Method(kAvx512Bf16GemmDot, kAvx512GemmBf16);
-  return Avx512Bf16Kernels(best);
+// CPUID's leaf 7, EDX, has a bit for each. (Names of features are not the same for all compilers.)
+bool MachineHasAmx(uint32_t feature_bits) {
+  constexpr uint32_t kTileBit = 1u << 24;
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  const uint32_t wanted = kTileBit | feature_bits;
+  return (edx & wanted) == wanted;
+}
+constexpr uint32_t kAmxBf16Bit = 1u << 22, kAmxInt8Bit = 1u << 25;
+
+// Linux gives tiles, 8 KiB that a thread's state grows by, to processes that ask: once, for all
+// their threads. Older kernels, and who stands in for one, refuse.
+bool MayUseTiles() {
+#if defined(__linux__)
+  static const bool may = [] {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return may;
+#else
+  return false;
+#endif
+}
+
+bool HasInt8Tiles() {
+  return MachineHasAvx512Bf16() && MachineHasAmx(kAmxInt8Bit) && MayUseTiles();
+}
+
+// VNNI's kernels, which leave many rows to tiles.
+GemmKernels WithTiles(const GemmKernels& few_rows, const GemmKernels& tiles) {
+  GemmKernels gemm = few_rows;
+  gemm.many_rows = &tiles;
+  gemm.many_rows_from = kTileRowsFrom;
+  return gemm;
+}
+
+KernelTable MakeAvx512Bf16Table(Bf16Method bf16, Int8Method int8) {
+  KernelTable table{
+      .isa = "avx512bf16",
+      .rows = kAvx512Rows,
+      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
+               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
+      .f32_attention = kAvx512AttentionF32,
+      .bf16_attention =
+          bf16 == Bf16Method::kDot ? kAvx512Bf16AttentionDot : kAvx512Bf16AttentionFma};
+  if (int8 == Int8Method::kTiles) {
+    table.gemm[2] = WithTiles(kAvx512VnniGemmInt8F32, kAmxGemmInt8F32);
+    table.gemm[3] = WithTiles(kAvx512VnniGemmInt8Bf16, kAmxGemmInt8Bf16);
+  }
+  return table;
+}
+
+const KernelTable* AmxKernels() {
+  if (!HasInt8Tiles() || !MachineHasAmx(kAmxBf16Bit)) return nullptr;
+  static const KernelTable table = [] {
+    KernelTable amx = *Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method());
+    amx.isa = "amx";
+    amx.gemm[1] = kAmxGemmBf16;
+    return amx;
+  }();
+  return &table;
 }
 
 }  // namespace
 
+Bf16Method PickedBf16Method() {
+  if (!MachineHasAvx512Bf16()) return Bf16Method::kDot;
+  static const Bf16Method picked = PickBf16Method(kAvx512Bf16GemmDot, kAvx512GemmBf16);
+  return picked;
+}
+
+Int8Method PickedInt8Method() {
+  if (!HasInt8Tiles()) return Int8Method::kDot;
+  static const Int8Method picked = PickInt8Method(kAvx512VnniGemmInt8Bf16, kAmxGemmInt8Bf16);
+  return picked;
+}
+
+const KernelTable* Avx512Bf16Kernels(Bf16Method bf16, Int8Method int8) {
+  if (!MachineHasAvx512Bf16()) return nullptr;
+  if (int8 == Int8Method::kTiles && !HasInt8Tiles()) return nullptr;
+  static const KernelTable tables[2][2] = {
+      {MakeAvx512Bf16Table(Bf16Method::kDot, Int8Method::kDot),
+       MakeAvx512Bf16Table(Bf16Method::kDot, Int8Method::kTiles)},
+      {MakeAvx512Bf16Table(Bf16Method::kFma, Int8Method::kDot),
+       MakeAvx512Bf16Table(Bf16Method::kFma, Int8Method::kTiles)}};
+  return &tables[static_cast<int>(bf16)][static_cast<int>(int8)];
+}
+
 std::span<const Isa> KnownIsas() {
   static constexpr Isa kIsas[] = {
+      {.name = "amx",
+       .needs = "AMX-TILE, AMX-INT8 and AMX-BF16, a kernel that lets processes use them, and what "
+                "avx512bf16 needs",
+       .kernels = AmxKernels,
+       .by_name_alone = true},
       {.name = "avx512bf16",
        .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2, FMA and F16C",
-       .kernels = BestAvx512Bf16Kernels},
+       .kernels = [] { return Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method()); }},
       {.name = "avx512vnni",
        .needs = "AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C",
        .kernels = Avx512VnniKernels},
@@ -82,25 +174,6 @@ std::span<const Isa> KnownIsas() {
       {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }},
   };
   return kIsas;
-}
-
-const KernelTable* Avx512Bf16Kernels(Bf16Method method) {
-  if (!MachineHasAvx512Bf16()) return nullptr;
-  static const KernelTable dot{
-      .isa = "avx512bf16",
-      .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
-               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
-      .f32_attention = kAvx512AttentionF32,
-      .bf16_attention = kAvx512Bf16AttentionDot};
-  static const KernelTable fma{
-      .isa = "avx512bf16",
-      .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
-               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
-      .f32_attention = kAvx512AttentionF32,
-      .bf16_attention = kAvx512Bf16AttentionFma};
-  return method == Bf16Method::kDot ? &dot : &fma;
 }
 
 }  // namespace tandem

@@ -49,6 +49,11 @@ extern const GemmKernels kAvx512Bf16GemmDot;
 extern const Bf16AttentionTable kAvx512Bf16AttentionDot;
 extern const Bf16AttentionTable kAvx512Bf16AttentionFma;
 
+// What AMX adds, for processes that may use it.
+extern const GemmKernels kAmxGemmInt8F32;
+extern const GemmKernels kAmxGemmInt8Bf16;
+extern const GemmKernels kAmxGemmBf16;
+
 // NEON has no rows of its own: the generic ones use it.
 extern const GemmKernels kNeonGemmF32;
 extern const GemmKernels kNeonGemmBf16;

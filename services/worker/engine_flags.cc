@@ -42,8 +42,10 @@ void EngineFlags::Declare(FlagSet* flags) {
       "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8"},
       "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
       "int8g8: a scale each 8 numbers");
-  flags->AddChoice("isa", &isa, IsaChoices(),
-                   "instruction set; lower it to match other machines bit for bit");
+  flags->AddChoice(
+      "isa", &isa, IsaChoices(),
+      "instruction set; lower it to match other machines bit for bit; amx: bf16 by the "
+      "tiles of AMX, whose bits no other has, so auto does not take it");
   flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
                    "dummy: deterministic random weights from config.json alone");
   flags->Add("cache-dir", &cache_dir, "DIR",

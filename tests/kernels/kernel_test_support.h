@@ -34,15 +34,17 @@ namespace tandem {
     ASSERT_TRUE(status_.ok()) << status_.ToString(); \
   } while (false)
 
-// "cpu-" and an instruction set ("cpu-avx2"); "cpu-avx512bf16-dot" and "cpu-avx512bf16-fma" name
-// the method, too; "reference"; "fenced". Null if the machine lacks it.
+// "cpu-" and an instruction set ("cpu-avx2"); "cpu-avx512bf16-dot", "cpu-avx512bf16-fma" and
+// "cpu-avx512bf16-tiles" (8 bits by AMX) name the method, too; "reference"; "fenced". Null if the
+// machine lacks it.
 inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_threads = 1) {
   absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
-  if (device == "cpu-avx512bf16-dot" || device == "cpu-avx512bf16-fma") {
+  if (device.starts_with("cpu-avx512bf16-")) {
     backend = CreateCpuBackend(
         {.isa = "avx512bf16",
          .num_threads = num_threads,
-         .bf16_method = device == "cpu-avx512bf16-dot" ? Bf16Method::kDot : Bf16Method::kFma});
+         .bf16_method = device == "cpu-avx512bf16-fma" ? Bf16Method::kFma : Bf16Method::kDot,
+         .int8_method = device == "cpu-avx512bf16-tiles" ? Int8Method::kTiles : Int8Method::kDot});
 #if defined(TANDEM_EMULATED)
   } else if (device.starts_with("cuda")) {
     // Fused multiply-adds are the machine's.
@@ -133,6 +135,7 @@ inline const std::vector<std::string>& FmaDevices() {
 #else
     "cpu-avx512bf16-dot",
     "cpu-avx512bf16-fma",
+    "cpu-avx512bf16-tiles",
     "cpu-avx512vnni",
     "cpu-avx512",
     "cpu-avx2",
@@ -148,6 +151,9 @@ inline const std::vector<std::string>& TestedDevices() {
   static const std::vector<std::string> devices = [] {
     std::vector<std::string> all = FmaDevices();
     all.push_back("cpu-generic");
+#if !defined(__aarch64__)
+    all.push_back("cpu-amx");
+#endif
 #if defined(TANDEM_CUDA)
     all.push_back("cuda-tensor");
 #endif

@@ -419,11 +419,11 @@ TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
 }
 
 GemmKernels Bf16Gemm(Bf16Method method) {
-  return Avx512Bf16Kernels(method)->gemm[static_cast<int>(DType::kBF16)];
+  return Avx512Bf16Kernels(method, Int8Method::kDot)->gemm[static_cast<int>(DType::kBF16)];
 }
 
 TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
-  if (Avx512Bf16Kernels(Bf16Method::kDot) == nullptr) {
+  if (Avx512Bf16Kernels(Bf16Method::kDot, Int8Method::kDot) == nullptr) {
     GTEST_SKIP() << "avx512bf16 is not on this machine";
   }
   GemmKernels slow = Bf16Gemm(Bf16Method::kDot);

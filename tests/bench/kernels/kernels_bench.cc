@@ -326,9 +326,29 @@ void AddProducts(Backend& backend, std::vector<std::unique_ptr<GemmCase>>* cases
   }
 }
 
-// The first rows are the limits: multiply-add, read, products of 8 bits, and vdpbf16ps if it is
-// there.
-void MeasureAndPrint(int repetitions, bool has_dot, std::vector<Row>* rows_to_measure) {
+// The same product by each method of "avx512bf16" that this machine has.
+void AddMethods(int num_threads, std::vector<std::unique_ptr<Backend>>* methods,
+                std::vector<std::unique_ptr<GemmCase>>* cases, std::vector<Row>* rows) {
+  const auto add = [&](const CpuBackendOptions& options, const Format& format, const char* name) {
+    auto backend = CreateCpuBackend(options);
+    if (!backend.ok()) return;
+    methods->push_back(*std::move(backend));
+    AddOneLayer(*methods->back(), format, false, 512, cases, rows, name);
+  };
+  CpuBackendOptions options{.isa = "avx512bf16", .num_threads = num_threads};
+  options.bf16_method = Bf16Method::kDot;
+  add(options, kFormats[0], "bf16 by vdpbf16ps");
+  options.bf16_method = Bf16Method::kFma;
+  add(options, kFormats[0], "bf16 by multiply-add");
+  options.int8_method = Int8Method::kDot;
+  add(options, kFormats[2], "int8 by vpdpbusd");
+  options.int8_method = Int8Method::kTiles;
+  add(options, kFormats[2], "int8 by tdpbsud");
+}
+
+// The first rows are the limits: multiply-add, read, products of 8 bits, and what `dot` names if it
+// is there: vdpbf16ps, or tdpbf16ps.
+void MeasureAndPrint(int repetitions, const std::string& dot, std::vector<Row>* rows_to_measure) {
   std::vector<Row>& rows = *rows_to_measure;
   for (int i = 0; i < repetitions; ++i) {
     for (Row& row : rows) row.seconds.push_back(Seconds(row.work));
@@ -341,8 +361,8 @@ void MeasureAndPrint(int repetitions, bool has_dot, std::vector<Row>* rows_to_me
     if (reads) std::printf(" %5.2f of read", rate(row) / read_limit);
     if (row.limit == Limit::kInt8) std::printf(" %5.2f of 8 bits", rate(row) / int8_limit);
     if (row.limit == Limit::kFloat) std::printf(" %5.2f of multiply-add", rate(row) / fma_limit);
-    if (row.limit == Limit::kFloat && has_dot) {
-      std::printf(" %5.2f of vdpbf16ps", rate(row) / rate(rows[3]));
+    if (row.limit == Limit::kFloat && !dot.empty()) {
+      std::printf(" %5.2f of %s", rate(row) / rate(rows[3]), dot.c_str());
     }
     for (const Row& other : rows) {
       if (other.name == row.beside) {
@@ -358,7 +378,8 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
          const std::string& rows_with) {
   const auto backend = Must(CreateCpuBackend({.isa = wanted, .num_threads = num_threads}));
   const std::string isa = backend->isa();
-  const bool has_dot = isa == "avx512bf16";
+  const bool has_dot = isa == "avx512bf16", is_amx = isa == "amx";
+  const bool int8_tiles = (has_dot || is_amx) && PickedInt8Method() == Int8Method::kTiles;
   std::printf("%s, %d threads, medians of %d\n", isa.c_str(), num_threads, repetitions);
 
   ThreadPool pool(num_threads);
@@ -390,22 +411,17 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
                   Limit::kRead,
                   {}});
   const bool has_int8_limit = isa != "generic";
-  add_limit("limit: products of 8 bits", Limit::kInt8, [isa, has_int8_limit](int64_t n) {
+  add_limit("limit: products of 8 bits", Limit::kInt8, [=](int64_t n) {
+    if (int8_tiles) return RunInt8Tiles(n);
     return has_int8_limit ? RunInt8Products(isa, n) : RunMultiplyAdds(isa, n);
   });
   if (has_dot) add_limit("limit: vdpbf16ps", Limit::kFloat, RunVdpbf16ps);
+  if (is_amx) add_limit("limit: tdpbf16ps", Limit::kFloat, RunBf16Tiles);
 
   std::vector<std::unique_ptr<Backend>> methods;
   std::vector<std::unique_ptr<GemmCase>> cases;
   AddProducts(*backend, &cases, &rows);
-  for (const Bf16Method method : {Bf16Method::kDot, Bf16Method::kFma}) {
-    if (!has_dot) break;
-    methods.push_back(
-        Must(CreateCpuBackend({.isa = isa, .num_threads = num_threads, .bf16_method = method})));
-    const bool is_dot = method == Bf16Method::kDot;
-    AddOneLayer(*methods.back(), kFormats[0], false, 512, &cases, &rows,
-                is_dot ? "bf16 by vdpbf16ps" : "bf16 by multiply-add");
-  }
+  if (has_dot) AddMethods(num_threads, &methods, &cases, &rows);
 
   AttentionCase batch(*backend, KvType::kBF16, 32, 16, 1024);
   AttentionCase prompt(*backend, KvType::kBF16, 32, 1, 1024);
@@ -470,7 +486,7 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
            row.name.find(rows_with) == std::string::npos;
   });
 
-  MeasureAndPrint(repetitions, has_dot, &rows);
+  MeasureAndPrint(repetitions, has_dot ? "vdpbf16ps" : is_amx ? "tdpbf16ps" : "", &rows);
   return 0;
 }
 

@@ -2,6 +2,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/amx_tiles.h"
+
 namespace tandem {
 namespace {
 
@@ -59,7 +61,40 @@ __attribute__((target("avx2"))) double RunInt16Pairs256(int64_t iterations) {
   TANDEM_REPEAT(__m256i, 12, "+x", _mm256_add_epi32(sums[i], _mm256_madd_epi16(sums[i], x)));
 }
 
+// `multiply` adds to four tiles of sums; a unit is `per_unit` inputs.
+template <typename Multiply>
+double RunTiles(int per_unit, int64_t iterations, const Multiply& multiply) {
+  TileConfig config;
+  for (int tile = 0; tile < kNumTiles; ++tile) {
+    config.rows[tile] = kAmxTileRows;
+    config.row_bytes[tile] = kAmxTileRowBytes;
+  }
+  NativeTiles tiles;
+  tiles.Configure(config);
+  for (int64_t n = 0; n < iterations; ++n) multiply(&tiles);
+  const double products = 4.0 * kAmxTileRows * kAmxTileRows * (kAmxTileRowBytes / 4) * per_unit;
+  return 2.0 * products * static_cast<double>(iterations);
+}
+
 }  // namespace
+
+double RunInt8Tiles(int64_t iterations) {
+  return RunTiles(4, iterations, [](NativeTiles* tiles) {
+    tiles->MultiplyInt8<0, 4, 6>();
+    tiles->MultiplyInt8<1, 4, 7>();
+    tiles->MultiplyInt8<2, 5, 6>();
+    tiles->MultiplyInt8<3, 5, 7>();
+  });
+}
+
+double RunBf16Tiles(int64_t iterations) {
+  return RunTiles(2, iterations, [](NativeTiles* tiles) {
+    tiles->MultiplyBf16<0, 4, 6>();
+    tiles->MultiplyBf16<1, 4, 7>();
+    tiles->MultiplyBf16<2, 5, 6>();
+    tiles->MultiplyBf16<3, 5, 7>();
+  });
+}
 
 double RunInt8Products(std::string_view isa, int64_t iterations) {
   if (isa == "avx2") return 2 * RunInt16Pairs256(iterations);

@@ -133,6 +133,12 @@ class CountTests(unittest.TestCase):
         self.assertEqual("avx2" in paths, " avx2 " in flags and " fma " in flags)
         self.assertEqual("avx512bf16" in paths, " avx512_bf16 " in flags and " avx512bw " in flags)
 
+    def test_tiles_are_there_if_the_processor_has_them(self):
+        flags = subprocess.run("grep -m1 ^flags /proc/cpuinfo || true", shell=True, capture_output=True, text=True).stdout
+        for name in ("cpu-amx", "cpu-avx512bf16-tiles"):
+            excuse = count_tests.judge(f"{name} is not on this machine")
+            self.assertEqual(excuse is not None, " amx_tile " in flags and " avx512_bf16 " in flags, name)
+
     def test_prints_counts_first_and_skips_after(self):
         with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
             log.write("PASSED test_a.py::test_a\nSKIPPED test_a.py::test_b - the moon is full\n")

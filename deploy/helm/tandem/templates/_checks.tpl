@@ -83,7 +83,7 @@ dtype: {{ get .config "dtype" | default "auto" | replace "auto" "any" }}
 weights: {{ get .config "weights" | default "auto" }}
 output-weights: {{ get .config "output-weights" | default "auto" }}
 kv-dtype: {{ get .config "kv-dtype" | default "auto" }}
-isa: {{ get (dict "auto" "any" "generic" "generic") (get .config "isa" | default "auto") | default "fma" }}
+isa: {{ get (dict "auto" "any" "generic" "generic" "amx" "amx") (get .config "isa" | default "auto") | default "fma" }}
 {{- end -}}
 
 {{- define "tandem.checkMemory" -}}

@@ -34,6 +34,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/create_backend.h"
 #include "runtime/base/check.h"
@@ -206,8 +207,16 @@ class Bench {
       AddLimit("limit_vdpbf16ps", {.operations = RunVdpbf16ps(1) * kLimitIterations},
                [](int64_t) { RunVdpbf16ps(kLimitIterations); });
     }
+    if (path == "amx" && !has_weights_of(WeightType::kF32)) {
+      AddLimit("limit_tdpbf16ps", {.operations = RunBf16Tiles(1) * kLimitIterations},
+               [](int64_t) { RunBf16Tiles(kLimitIterations); });
+    }
     if (int8()) {
-      const auto products = [path](int64_t iterations) {
+      const bool tiles = has_weights_of(WeightType::kInt8) &&
+                         (path == "amx" || path == "avx512bf16") &&
+                         PickedInt8Method() == Int8Method::kTiles;
+      const auto products = [path, tiles](int64_t iterations) {
+        if (tiles) return RunInt8Tiles(iterations);
         return path == "generic" ? RunMultiplyAdds(path, iterations)
                                  : RunInt8Products(path, iterations);
       };

@@ -1,0 +1,85 @@
+// What becomes of the sums of a linear layer: segments are added in their tree, then come scales of
+// the outputs, bias and rounding (kernels/api/linear.h). Included once per instruction set.
+
+#ifndef TANDEM_KERNELS_CPU_LINEAR_SUMS_H_
+#define TANDEM_KERNELS_CPU_LINEAR_SUMS_H_
+
+#include <cstdint>
+
+#include "kernels/api/linear.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/lanes.h"
+
+namespace tandem {
+namespace {
+
+// The pairwise tree over segments of `count` sums, as they come: a binary counter whose digits are
+// arrays of sums. sum(segment, begin, end, buffer) writes those of inputs [begin, end), never
+// empty, to `buffer`. Returns the buffer that holds the result. `count` is a multiple of 16.
+template <int64_t kBufferFloats, typename Sum>
+const float* SumSegments(int64_t in_features, int64_t count, float (*buffers)[kBufferFloats],
+                         const Sum& sum) {
+  static_assert(kNumLinearSegments == 8);
+  float* waiting[3] = {};  // by level; null: nothing there
+  const auto is_waiting = [&waiting](const float* buffer) {
+    return waiting[0] == buffer || waiting[1] == buffer || waiting[2] == buffer;
+  };
+  float* current = nullptr;
+  int next_buffer = 0;  // of four: at most one a level, and the current one
+  for (int segment = 0; segment < kNumLinearSegments; ++segment) {
+    const int64_t begin = LinearSegmentBegin(in_features, segment);
+    const int64_t end = LinearSegmentBegin(in_features, segment + 1);
+    current = nullptr;
+    if (begin < end) {
+      while (is_waiting(buffers[next_buffer])) next_buffer = (next_buffer + 1) % 4;
+      current = buffers[next_buffer];
+      sum(segment, begin, end, current);
+    }
+    int level = 0;
+    for (; (segment >> level & 1) != 0; ++level) {
+      float* left = waiting[level];
+      waiting[level] = nullptr;
+      if (left == nullptr) continue;
+      if (current != nullptr) {
+        for (int64_t i = 0; i < count; i += kLanes) {
+          StoreF32(left + i, LoadF32(left + i) + LoadF32(current + i));
+        }
+      }
+      current = left;
+    }
+    if (level < 3) waiting[level] = current;
+  }
+  return current;
+}
+
+// Sums of some rows of a task and of some outputs, `stride` of them a row.
+struct SumsOfRows {
+  const float* sums;
+  int stride;
+  int64_t first_row, num_rows;
+  int64_t first_output;
+};
+
+// Writes their outputs. scaled(i, y) are the lanes `y` of outputs first_output + i and on, times
+// their scales, where they have some.
+template <typename Scaled>
+TANDEM_LANES void FinishRows(const GemmTask& task, const SumsOfRows& rows, Scaled scaled) {
+  const int64_t left = task.num_outputs - rows.first_output;
+  const int count = left < rows.stride ? static_cast<int>(left) : rows.stride;
+  for (int64_t r = 0; r < rows.num_rows; ++r) {
+    for (int i = 0; i < count; i += kLanes) {
+      const int lanes = count - i < kLanes ? count - i : kLanes;
+      F32x16 y = scaled(i, LoadF32(rows.sums + r * rows.stride + i));
+      if (task.bias != nullptr) {
+        y = y + LoadLanes(DType::kF32, task.bias, rows.first_output + i, lanes);
+      }
+      StoreLanes(task.output_dtype, task.output,
+                 (rows.first_row + r) * task.output_stride + rows.first_output + i, y, lanes);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_LINEAR_SUMS_H_
