@@ -61,7 +61,7 @@ class Trial {
               .num_outputs = kOutputs,
               .output_dtype = DType::kF32} {
     gemm.pack_rows(tile.rows.data(), kInputs, /*segmented=*/false, /*group=*/0, kRows,
-                   packed_rows_.data());
+                   packed_rows_.data(), /*outliers=*/{});
     gemm.run(task_);
   }
 
