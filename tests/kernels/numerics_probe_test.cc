@@ -86,6 +86,24 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   for (size_t o = 0; o < plain->size(); ++o) EXPECT_EQ((*more)[o].digest, (*plain)[o].digest);
 }
 
+TEST(NumericsProbeOptionsTest, LayersWithOutliersHaveSome) {
+  const auto backend = MakeBackend("cpu-generic");
+  const auto with = ProbeOperations(*backend, {.int8_outliers = 1.5f}, 1);
+  const auto without = ProbeOperations(*backend, {.int8_outliers = 2.5f}, 1);
+  ASSERT_TRUE(with.ok() && without.ok());
+  ASSERT_EQ(with->size(), without->size());
+  int differ = 0;
+  for (size_t o = 0; o < with->size(); ++o) {
+    const bool is_ordinary = (*with)[o].name.find("hostile") == std::string::npos;
+    const bool has_outliers = (*with)[o].name.starts_with("int8 linear with outliers");
+    if (!is_ordinary) continue;  // Numbers of all sizes: some are outliers of either.
+    const bool differs = (*with)[o].digest != (*without)[o].digest;
+    differ += differs;
+    EXPECT_EQ(differs, has_outliers) << (*with)[o].name;
+  }
+  EXPECT_EQ(differ, 6);
+}
+
 // Workers whose kernels differ where nobody looks would continue each other's streams.
 TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOfNumbers) {
   const auto backend = MakeBackend("cpu-generic");
