@@ -48,7 +48,14 @@ struct LinearSpec {
   bool scaled = false;  // Every part has scales (WeightPart).
   // Inputs of an output that have a scale and a zero together: 32, 64 or 128. kInt4 only.
   int64_t group = 0;
+  // Inputs of at least this magnitude are not made 8 bits: row by row they are multiplied as they
+  // are (docs/numerics.md). After LLM.int8 (Dettmers et al., 2022). From kMinOutlierThreshold to
+  // kMaxOutlierThreshold, or 0: there are none. kInt8 only; packed weights are the same.
+  float outlier_threshold = 0;
 };
+
+inline constexpr float kMinOutlierThreshold = 0x1p-126f;
+inline constexpr float kMaxOutlierThreshold = 1e6f;
 
 // One tensor of the checkpoint. The parts of a fused projection (Q, K, V; gate, up) stack along N.
 struct WeightPart {

@@ -236,20 +236,23 @@ struct TileGemm {
 
   template <typename Element>
   static void PackRows(const void* input, int64_t in_features, [[maybe_unused]] bool segmented,
-                       int64_t /*group*/, int rows, std::byte* packed) {
+                       int64_t /*group*/, int rows, std::byte* packed,
+                       const OutlierLists& /*none*/) {
     auto* const runs = reinterpret_cast<RowRun*>(packed);
     const int64_t block_bytes = rows * kAmxTileRowBytes;
     for (int r = 0; r < rows; ++r) {
       const Element* const row = static_cast<const Element*>(input) + r * in_features;
       std::byte* const to = packed + rows * kRowRunBytes + r * kAmxTileRowBytes;
       if constexpr (kIsInt8) {
-        const auto pack_run = [&](int64_t begin, int64_t end, RowRun & run)
+        const auto pack_run = [&](int segment, int64_t begin, int64_t end)
             __attribute__((always_inline)) {
+          RowRun& run = runs[r * kNumLinearSegments + segment];
+          run.scale = Int8Scale(LargestOfRun(row + begin, end - begin, kNoOutliers));
           run.first_sum =
               -kWeightExcess * PackNumbers(row + begin, end - begin, run.scale,
                                            to + begin / kBlockInputs * block_bytes, block_bytes);
         };
-        ForInt8Runs(row, in_features, segmented, runs + r * kNumLinearSegments, pack_run);
+        ForInt8Runs(in_features, segmented, pack_run);
       } else {
         for (int64_t block = 0; block < Blocks(in_features); ++block) {
           const int64_t left = in_features - block * kBlockInputs;

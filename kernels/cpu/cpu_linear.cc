@@ -25,12 +25,17 @@ constexpr int64_t kMinSharedWork = 64 * 1024;
 constexpr int64_t kItemBytes = 256 * 1024;
 // Items per thread, so that a thread that loses its core delays little.
 constexpr int64_t kItemsPerThread = 4;
+constexpr size_t kListAlignment = 64;
 
 class CpuLinearOp final : public LinearOp {
  public:
   CpuLinearOp(const GemmKernels& gemm, const LinearSpec& spec, const std::byte* packed)
       : LinearOp(spec), gemm_(gemm), packed_(packed) {}
   const GemmKernels& gemm() const { return gemm_; }
+  // Those for so many rows. Only gemm() knows outliers.
+  const GemmKernels& KernelsFor(int64_t num_rows) const {
+    return spec().outlier_threshold == 0 ? gemm_.ForRows(num_rows) : gemm_;
+  }
   const std::byte* packed() const { return packed_; }
 
  private:
@@ -194,12 +199,23 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
 }
 
 void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void* input,
-                     const RowTiles& tiles, int64_t tile, std::byte* packed) {
+                     const RowTiles& tiles, int64_t tile, std::byte* packed,
+                     const OutlierLists& outliers) {
   const int64_t row = tiles.begin(tile);
   const auto* from = static_cast<const std::byte*>(input) +
                      static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype);
   gemm.pack_rows(from, spec.in_features, spec.segmented, spec.group, tiles.rows(tile),
-                 packed + row * RowBytes(gemm, spec));
+                 packed + row * RowBytes(gemm, spec), outliers.From(row, spec.in_features));
+}
+
+// Whether one of `rows` rows has outliers.
+bool HasAny(const OutlierLists& outliers, int64_t rows, bool segmented) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int segment = 0; segment < (segmented ? kNumLinearSegments : 1); ++segment) {
+      if (outliers.counts[r * kNumLinearSegments + segment] != 0) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -247,12 +263,22 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
   const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, op->gemm().panel_outputs);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
   const int64_t row_bytes =
-      std::max(RowBytes(op->gemm(), spec), RowBytes(op->gemm().ForRows(block_rows), spec));
-  TANDEM_ASSIGN_OR_RETURN(std::byte* const activations,
-                          scratch->Get(static_cast<size_t>(block_rows * row_bytes)));
+      std::max(RowBytes(op->gemm(), spec), RowBytes(op->KernelsFor(block_rows), spec));
+  const bool looks_for_outliers = spec.outlier_threshold != 0;
+  const size_t list_bytes = looks_for_outliers ? OutlierLists::RowBytes(spec.in_features) : 0;
+  const size_t activation_bytes =
+      RoundUp(static_cast<size_t>(block_rows * row_bytes), kListAlignment);
+  TANDEM_ASSIGN_OR_RETURN(
+      std::byte* const activations,
+      scratch->Get(activation_bytes + static_cast<size_t>(block_rows) * list_bytes));
+  OutlierLists outliers;
+  if (looks_for_outliers) {
+    auto* const counts = reinterpret_cast<int32_t*>(activations + activation_bytes);
+    outliers = {spec.outlier_threshold, counts, counts + block_rows * kNumLinearSegments};
+  }
   for (int64_t first_row = 0; first_row < args.num_rows; first_row += kRowBlock) {
     const int64_t rows = std::min(kRowBlock, args.num_rows - first_row);
-    const GemmKernels& gemm = op->gemm().ForRows(rows);
+    const GemmKernels& gemm = op->KernelsFor(rows);
     const RowTiles tiles = MakeRowTiles(rows, gemm.max_tile_rows);
     const auto* input =
         static_cast<const std::byte*>(args.input) +
@@ -261,13 +287,14 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
                    static_cast<size_t>(first_row * spec.out_features) * SizeOf(spec.output_dtype);
     const bool shared = rows * spec.in_features * spec.out_features >= kMinSharedWork;
     const auto pack = [&](int64_t tile, int) {
-      PackActivations(gemm, spec, input, tiles, tile, activations);
+      PackActivations(gemm, spec, input, tiles, tile, activations, outliers);
     };
     if (shared && rows * spec.in_features >= kMinSharedWork) {
       pool->ParallelFor(tiles.count, pack);
     } else {
       for (int64_t tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
     }
+    const bool has_outliers = looks_for_outliers && HasAny(outliers, rows, spec.segmented);
     const int64_t fair = num_panels / (kItemsPerThread * pool->num_threads());
     const int64_t wanted = kItemBytes / panel_bytes;
     const int64_t step = gemm.panel_step;
@@ -288,7 +315,10 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
                    .output_stride = spec.out_features,
                    .num_outputs =
                        std::min(item_panels * gemm.panel_outputs, spec.out_features - first_output),
-                   .output_dtype = spec.output_dtype});
+                   .output_dtype = spec.output_dtype,
+                   .outliers = has_outliers ? outliers : OutlierLists{},
+                   .input = input,
+                   .input_dtype = spec.compute_dtype});
     });
   }
   return absl::OkStatus();

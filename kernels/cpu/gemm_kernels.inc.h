@@ -324,6 +324,24 @@ struct Gemm {
     }
   }
 
+  // To sums [rows of the band, vectors] of a segment, which begins with input `begin`.
+  static void AddOutliersOfBand(const Band& band, int64_t segment, int64_t begin, float* sums) {
+    const GemmTask& task = band.task;
+    const int64_t first_row = band.tiles.begin(band.first_tile);
+    for (int64_t r = first_row; r < first_row + band.rows(); ++r) {
+      const int32_t count = task.outliers.counts[r * kNumLinearSegments + segment];
+      if (count == 0) continue;
+      const int32_t* const inputs = task.outliers.inputs + r * task.in_features + begin;
+      const auto* const row = static_cast<const std::byte*>(task.input) +
+                              r * task.in_features * (task.input_dtype == DType::kF32 ? 4 : 2);
+      for (int v = 0; v < band.vectors; v += kPanelVectors) {
+        AddOutliers<kPanelVectors>(inputs, count, row, task.input_dtype,
+                                   band.panels + v / kPanelVectors * band.panel_bytes(),
+                                   sums + (r - first_row) * band.sums_stride() + v * kLanes);
+      }
+    }
+  }
+
   // sums [rows of the band, vectors] of units [begin, end), a segment of K or all of it.
   static void Sum(const Band& band, int64_t segment, int64_t begin, int64_t end, float* sums) {
     const int rows = band.tiles.rows(band.first_tile);
@@ -339,6 +357,11 @@ struct Gemm {
                       .ends = first + units == end};
       for (int64_t tile = band.first_tile; tile < band.end_tile; ++tile) {
         PassesOfTile<1>(band, tile, part, sums);
+      }
+    }
+    if constexpr (Policy::kIsInteger && !kHasGroups) {
+      if (band.task.outliers.threshold != 0) {
+        AddOutliersOfBand(band, segment, begin * Policy::kPerUnit, sums);
       }
     }
   }
@@ -392,10 +415,11 @@ struct Gemm {
 
   template <typename Element>
   static void PackRows(const void* input, int64_t in_features, [[maybe_unused]] bool segmented,
-                       [[maybe_unused]] int64_t group, int rows, std::byte* packed) {
+                       [[maybe_unused]] int64_t group, int rows, std::byte* packed,
+                       [[maybe_unused]] const OutlierLists& outliers) {
     const Element* from = static_cast<const Element*>(input);
     if constexpr (Policy::kIsInteger) {
-      PackInt8Tile<Policy>(from, in_features, segmented, group, rows, packed);
+      PackInt8Tile<Policy>(from, in_features, segmented, group, rows, packed, outliers);
     } else {
       PackUnits<Policy, Element>(
           rows, in_features, [&](int r) { return from + r * in_features; }, packed);

@@ -1,5 +1,6 @@
 // Rows of 8-bit numbers: what a GEMM of 8-bit weights makes of its inputs (kernels/support/int8.h).
 // A tile is [row][segment] RowRuns, with groups [group][row] sums, then [unit][row] numbers.
+// Inputs that are not made 8 bits are zeros there, and multiplied one by one (OutlierLists).
 
 #ifndef TANDEM_KERNELS_CPU_INT8_ROWS_H_
 #define TANDEM_KERNELS_CPU_INT8_ROWS_H_
@@ -10,7 +11,9 @@
 #include <cstring>
 
 #include "kernels/api/linear.h"
+#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/micro_kernel.h"
 
 namespace tandem {
 namespace {
@@ -25,15 +28,9 @@ TANDEM_LANES int LanesAt(int64_t i, int64_t count) {
   return count - i < kLanes ? static_cast<int>(count - i) : kLanes;
 }
 
-// The scale of from[0, count).
-template <typename Element>
-TANDEM_LANES float Int8ScaleOfRun(const Element* from, int64_t count) {
-  constexpr DType kDType = sizeof(Element) == 4 ? DType::kF32 : DType::kBF16;
-  F32x16 largest = Splat(0.0f);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    largest = LargerMagnitudeOf(largest, LoadLanes(kDType, from, i, LanesAt(i, count)));
-  }
-  return Int8Scale(LargestOfLanes(largest));
+// The next number below a positive one.
+TANDEM_LANES float JustBelow(float x) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) - 1);
 }
 
 TANDEM_LANES int32_t SumOfLanes(I32x16 sums) {
@@ -44,15 +41,81 @@ TANDEM_LANES int32_t SumOfLanes(I32x16 sums) {
   return sum;
 }
 
-// from[0, count) as units at to, to + stride, … Returns the sum of what they are now.
-template <typename Policy, typename Element>
-TANDEM_LANES int32_t PackInt8Numbers(const Element* from, int64_t count, float scale, std::byte* to,
-                                     int64_t stride) {
+// Above no magnitude of a run that has all of its inputs in 8 bits.
+constexpr float kNoOutliers = __builtin_inff();
+
+// Lanes of from[i, i + lanes); zeros where the magnitude is above `limit`.
+template <typename Element>
+TANDEM_LANES F32x16 LoadUpTo(float limit, const Element* from, int64_t i, int lanes) {
   constexpr DType kDType = sizeof(Element) == 4 ? DType::kF32 : DType::kBF16;
+  const F32x16 x = LoadLanes(kDType, from, i, lanes);
+  return Select(FloatsOf(BitsOf(x) & 0x7FFFFFFFu) > limit, Splat(0.0f), x);
+}
+
+// The largest magnitude of from[0, count) up to `limit`, by its bits: a NaN is above all.
+template <typename Element>
+TANDEM_LANES float LargestOfRun(const Element* from, int64_t count, float limit) {
+  F32x16 largest = Splat(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    largest = LargerMagnitudeOf(largest, LoadUpTo(limit, from, i, LanesAt(i, count)));
+  }
+  return LargestOfLanes(largest);
+}
+
+// Writes which of from[0, count) have a magnitude above `limit`, ascending and `begin` higher, and
+// returns how many. Pieces without are passed over.
+template <typename Element>
+TANDEM_LANES int32_t ListOutliers(const Element* from, int64_t count, float limit, int64_t begin,
+                                  int32_t* inputs) {
+  constexpr int64_t kPiece = 128;
+  int32_t listed = 0;
+  for (int64_t first = 0; first < count; first += kPiece) {
+    const int64_t end = count - first < kPiece ? count : first + kPiece;
+    if (LargestOfRun(from + first, end - first, kNoOutliers) <= limit) continue;
+    for (int64_t i = first; i < end; ++i) {
+      inputs[listed] = static_cast<int32_t>(begin + i);
+      listed += __builtin_fabsf(Widen(from[i])) > limit ? 1 : 0;
+    }
+  }
+  return listed;
+}
+
+// What `panel` (units of 4 inputs, kVectors vectors of outputs, 128 too high) gives for outliers of
+// a row, added to sums[0, kVectors · 16). A sum of its own, inputs ascending, each product and
+// addition rounded.
+template <int kVectors>
+TANDEM_LANES void AddOutliers(const int32_t* inputs, int32_t count, const void* row, DType dtype,
+                              const std::byte* panel, float* sums) {
+  F32x16 products[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) products[v] = Splat(0.0f);
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t k = inputs[i];
+    const F32x16 x =
+        Splat(dtype == DType::kF32 ? static_cast<const float*>(row)[k]
+                                   : ToFloat(Bfloat16{static_cast<const uint16_t*>(row)[k]}));
+    const std::byte* const unit = panel + k / 4 * (kVectors * 64);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const I32x16 q = SignedOf((LoadU32(unit + v * 64) >> (k % 4 * 8)) & 0xFFu) - 128;
+      products[v] = products[v] + x * ToFloats(q);
+    }
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    StoreF32(sums + v * kLanes, LoadF32(sums + v * kLanes) + products[v]);
+  }
+}
+
+// from[0, count) up to `limit`, and zeros, as units at to, to + stride, … Returns the sum of what
+// they are now.
+template <typename Policy, typename Element>
+TANDEM_LANES int32_t PackInt8Numbers(const Element* from, int64_t count, float limit, float scale,
+                                     std::byte* to, int64_t stride) {
   I32x16 sums{};
   for (int64_t i = 0; i < count; i += kLanes) {
     const int lanes = LanesAt(i, count);
-    const I32x16 q = ToInt8Of(LoadLanes(kDType, from, i, lanes), scale);
+    const I32x16 q = ToInt8Of(LoadUpTo(limit, from, i, lanes), scale);
     sums = sums + q;
     int8_t bytes[kLanes];
     StoreInt8(bytes, q);
@@ -63,23 +126,21 @@ TANDEM_LANES int32_t PackInt8Numbers(const Element* from, int64_t count, float s
   return SumOfLanes(sums);
 }
 
-// The runs of a row, one a segment where there are segments: each gets its scale, and then
-// pack(begin, end, run) is called for its inputs.
-template <typename Element, typename Pack>
-TANDEM_LANES void ForInt8Runs(const Element* row, int64_t in_features, bool segmented, RowRun* runs,
-                              Pack pack) {
-  for (int segment = 0; segment < (segmented ? kNumLinearSegments : 1); ++segment) {
-    const int64_t begin = segmented ? LinearSegmentBegin(in_features, segment) : 0;
-    const int64_t end = segmented ? LinearSegmentBegin(in_features, segment + 1) : in_features;
-    runs[segment] = {.scale = Int8ScaleOfRun(row + begin, end - begin), .first_sum = 0};
-    pack(begin, end, runs[segment]);
+// Calls pack(segment, begin, end) for the runs of a row: one a segment where there are segments.
+template <typename Pack>
+TANDEM_LANES void ForInt8Runs(int64_t in_features, bool segmented, Pack pack) {
+  if (!segmented) return pack(0, 0, in_features);
+  for (int segment = 0; segment < kNumLinearSegments; ++segment) {
+    pack(segment, LinearSegmentBegin(in_features, segment),
+         LinearSegmentBegin(in_features, segment + 1));
   }
 }
 
 // `rows` rows of `in_features` inputs, one after the other; `group`: inputs of a group, 0 without.
 template <typename Policy, typename Element>
 TANDEM_LANES void PackInt8Tile(const Element* input, int64_t in_features, bool segmented,
-                               int64_t group, int rows, std::byte* packed) {
+                               int64_t group, int rows, std::byte* packed,
+                               const OutlierLists& outliers) {
   auto* const runs = reinterpret_cast<RowRun*>(packed);
   auto* const group_sums = reinterpret_cast<int32_t*>(runs + rows * kNumLinearSegments);
   const int64_t groups = group == 0 ? 0 : (in_features + group - 1) / group;
@@ -87,20 +148,35 @@ TANDEM_LANES void PackInt8Tile(const Element* input, int64_t in_features, bool s
   const int64_t stride = int64_t{rows} * Policy::kRowUnitBytes;
   for (int r = 0; r < rows; ++r) {
     const Element* const row = input + r * in_features;
+    float limit = kNoOutliers;
     const auto pack = [&](int64_t first, int64_t count, float scale)
         __attribute__((always_inline)) {
       std::byte* const to = units + first / Policy::kPerUnit * stride + r * Policy::kRowUnitBytes;
-      return PackInt8Numbers<Policy>(row + first, count, scale, to, stride);
+      return PackInt8Numbers<Policy>(row + first, count, limit, scale, to, stride);
     };
-    const auto pack_run = [&](int64_t begin, int64_t end, RowRun & run)
+    const auto pack_run = [&](int segment, int64_t begin, int64_t end)
         __attribute__((always_inline)) {
+      float largest = LargestOfRun(row + begin, end - begin, kNoOutliers);
+      limit = kNoOutliers;
+      if (outliers.threshold != 0) {
+        int32_t& count = outliers.counts[r * kNumLinearSegments + segment];
+        count = 0;
+        if (largest >= outliers.threshold) {  // With a NaN all products are none in any case.
+          limit = JustBelow(outliers.threshold);
+          count = ListOutliers(row + begin, end - begin, limit, begin,
+                               outliers.inputs + r * in_features + begin);
+          largest = LargestOfRun(row + begin, end - begin, limit);
+        }
+      }
+      RowRun& run = runs[r * kNumLinearSegments + segment];
+      run = {.scale = Int8Scale(largest), .first_sum = 0};
       if (group == 0) run.first_sum = -Policy::kWeightExcess * pack(begin, end - begin, run.scale);
       for (int64_t first = begin; group != 0 && first < end; first += group) {
         const int64_t count = end - first < group ? end - first : group;
         group_sums[first / group * rows + r] = -pack(first, count, run.scale);
       }
     };
-    ForInt8Runs(row, in_features, segmented, runs + r * kNumLinearSegments, pack_run);
+    ForInt8Runs(in_features, segmented, pack_run);
   }
 }
 

@@ -24,6 +24,22 @@ struct RowKernels {
   void (*log_softmax)(const HostLogSoftmaxArgs& args, int64_t begin, int64_t end);
 };
 
+// Inputs of some rows that are not made 8 bits (LinearSpec::outlier_threshold).
+struct OutlierLists {
+  float threshold = 0;        // 0: there are no lists.
+  int32_t* counts = nullptr;  // [rows, kNumLinearSegments]; without segments all are the first's
+  // [rows, K] numbers of inputs: those of a segment ascend from where the segment begins.
+  int32_t* inputs = nullptr;
+
+  static constexpr size_t RowBytes(int64_t in_features) {
+    return (kNumLinearSegments + static_cast<size_t>(in_features)) * sizeof(int32_t);
+  }
+  OutlierLists From(int64_t row, int64_t in_features) const {
+    if (threshold == 0) return {};
+    return {threshold, counts + row * kNumLinearSegments, inputs + row * in_features};
+  }
+};
+
 // Some rows times some panels of packed weights. A panel holds panel_outputs outputs for all k:
 // [unit][output] in units of k_per_unit inputs, and behind them scales of the outputs, if weights
 // have them; where groups of inputs have their own, each group's before its units. Activations are
@@ -41,6 +57,9 @@ struct GemmTask {
   int64_t output_stride;
   int64_t num_outputs;  // of all panels of the task; the last panel may be partial
   DType output_dtype;
+  OutlierLists outliers = {};       // of the first row
+  const void* input = nullptr;      // what the lists number: [num_rows, in_features]
+  DType input_dtype = DType::kF32;  // of `input`
 };
 
 struct GemmKernels {
@@ -58,12 +77,12 @@ struct GemmKernels {
   int max_tile_rows;
   int panel_step;  // few rows take so many panels at once: tasks are best multiples of it
   // Packs one tile of `rows` rows. Rows that have scales have one a segment, where there are
-  // segments.
+  // segments. Fills the tile's part of `outliers`.
   void (*pack_rows)(const void* input, int64_t in_features, bool segmented, int64_t group, int rows,
-                    std::byte* packed);
+                    std::byte* packed, const OutlierLists& outliers);
   void (*run)(const GemmTask& task);
-  // What so many rows and more are multiplied by: the same weights and bits in less time. Null:
-  // this, too.
+  // What so many rows and more are multiplied by, where none has outliers: the same weights and
+  // bits in less time. Null: this, too.
   const GemmKernels* many_rows = nullptr;
   int64_t many_rows_from = 0;
 

@@ -45,7 +45,7 @@ class KernelTrial {
       const int64_t row = tiles.begin(tile);
       gemm.pack_rows(static_cast<const std::byte*>(trial.input) + row * trial.input_row_bytes,
                      trial.inputs, trial.segmented, /*group=*/0, tiles.rows(tile),
-                     packed_rows_.data() + row * row_bytes);
+                     packed_rows_.data() + row * row_bytes, /*outliers=*/{});
     }
     task_ = {.activations = packed_rows_.data(),
              .num_rows = trial.rows,

@@ -150,6 +150,11 @@ class CudaBackend final : public Backend {
           absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s",
                           NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
     }
+    if (spec.outlier_threshold != 0) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "linear: no kernel of a GPU leaves inputs of %g and more out of 8 bits (int8-outliers)",
+          spec.outlier_threshold));
+    }
     return CudaPackedFormat(spec, products_);
   }
 

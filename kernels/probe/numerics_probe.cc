@@ -54,6 +54,12 @@ class Probe {
     if (shape_.int8_weights) {
       TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears("int8 linear", WeightType::kInt8); }));
     }
+    if (shape_.int8_outliers != 0.0f) {
+      outlier_threshold_ = shape_.int8_outliers;
+      TANDEM_RETURN_IF_ERROR(
+          ForAll([&] { return Linears("int8 linear with outliers", WeightType::kInt8); }));
+      outlier_threshold_ = 0.0f;
+    }
     for (const int64_t group : {32, 64, 128}) {
       if (!shape_.int4_weights) break;
       const std::string name = absl::StrCat("int4 linear of ", group);
@@ -330,7 +336,8 @@ class Probe {
                           .compute_dtype = dtype_,
                           .output_dtype = output_dtype,
                           .segmented = segmented,
-                          .group = group};
+                          .group = group,
+                          .outlier_threshold = outlier_threshold_};
     const std::vector<std::byte> weights = HostNumbers(dtype_, s.outputs, s.features, 0.1f);
     TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
     TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(format.size_bytes));
@@ -517,6 +524,7 @@ class Probe {
   Random random_;
   Inputs inputs_ = Inputs::kOrdinary;
   DType dtype_ = DType::kF32;
+  float outlier_threshold_ = 0.0f;
   std::vector<ProbedOperation> operations_;
 };
 
@@ -536,6 +544,7 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
                          .gated_gelu = options.gated_gelu,
                          .logit_cap = options.logit_cap ? 30.0f : 0.0f,
                          .int8_weights = options.int8_weights,
+                         .int8_outliers = options.int8_outliers ? 1.5f : 0.0f,
                          .int4_weights = options.int4_weights,
                          .kv_type = options.kv_type};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,

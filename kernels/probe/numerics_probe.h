@@ -35,6 +35,7 @@ struct ProbedOptions {
   bool gated_gelu = false;
   bool logit_cap = false;
   bool int8_weights = false;
+  bool int8_outliers = false;
   bool int4_weights = false;
   std::optional<KvType> kv_type = {};  // Where KV is not kept in what is computed in.
 };
@@ -63,6 +64,7 @@ struct ProbeShape {
   bool gated_gelu = false;
   float logit_cap = 0.0f;
   bool int8_weights = false;
+  float int8_outliers = 0.0f;  // LinearSpec::outlier_threshold.
   bool int4_weights = false;
   std::optional<KvType> kv_type = {};  // Attention with the options above, and KV so kept.
 };

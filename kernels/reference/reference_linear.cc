@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/reference/numbers.h"
@@ -92,19 +94,29 @@ float DotInt4(const Operands& of, int64_t begin, int64_t count) {
   return sum * scale;
 }
 
+// Inputs [begin, begin + count). Outliers have an accumulator of their own, k ascending.
+float DotInt8(const Operands& of, int64_t begin, int64_t count) {
+  const float threshold = of.spec.outlier_threshold;
+  std::vector<float> kept;  // What is made 8 bits.
+  float outliers = 0.0f;
+  const auto* const w = reinterpret_cast<const int8_t*>(of.w) + of.w_begin + begin;
+  for (int64_t k = 0; k < count; ++k) {
+    const float x = Load(of.spec.compute_dtype, of.x, of.x_begin + begin + k);
+    const bool is_outlier = threshold != 0 && std::abs(x) >= threshold;
+    kept.push_back(is_outlier ? 0.0f : x);
+    if (is_outlier) outliers = outliers + x * static_cast<float>(w[k]);
+  }
+  const float scale = ScaleOf(DType::kF32, kept.data(), 0, count);
+  int64_t sum = 0;
+  for (int64_t k = 0; k < count; ++k) sum += w[k] * ToInt8(kept[k], scale);
+  return static_cast<float>(sum) * scale + outliers;
+}
+
 // Inputs [begin, begin + count): one accumulator, k ascending. Integers are exact.
 float Dot(const Operands& of, int64_t begin, int64_t count) {
   const DType compute = of.spec.compute_dtype;
   if (of.spec.weight_type == WeightType::kInt4) return DotInt4(of, begin, count);
-  if (of.spec.weight_type == WeightType::kInt8) {
-    const auto* const w = reinterpret_cast<const int8_t*>(of.w) + of.w_begin + begin;
-    const float scale = ScaleOf(compute, of.x, of.x_begin + begin, count);
-    int64_t sum = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      sum += w[k] * ToInt8(Load(compute, of.x, of.x_begin + begin + k), scale);
-    }
-    return static_cast<float>(sum) * scale;
-  }
+  if (of.spec.weight_type == WeightType::kInt8) return DotInt8(of, begin, count);
   const DType weight = ElementType(of.spec.weight_type);
   float sum = 0.0f;
   for (int64_t k = begin; k < begin + count; ++k) {

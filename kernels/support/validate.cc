@@ -141,6 +141,14 @@ absl::Status Validate(const LinearSpec& spec) {
         absl::StrFormat("linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type),
                         spec.group, int4 ? "32, 64 or 128" : "0"));
   }
+  const float threshold = spec.outlier_threshold;
+  const bool in_range = threshold >= kMinOutlierThreshold && threshold <= kMaxOutlierThreshold;
+  if (threshold != 0 && !(int8 && in_range)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "linear: outlier_threshold of %s weights is %g, must be 0%s", NameOf(spec.weight_type),
+        threshold,
+        int8 ? absl::StrFormat(", or %g to %g", kMinOutlierThreshold, kMaxOutlierThreshold) : ""));
+  }
   if (spec.scaled && (!int4 || spec.layout != WeightLayout::kOutIn)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",

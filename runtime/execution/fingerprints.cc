@@ -72,6 +72,7 @@ ProbedOptions ProbedOptionsOf(const Model& model) {
       .gated_gelu = spec.ffn == FfnKind::kGated && spec.activation == ActivationFunction::kGeluTanh,
       .logit_cap = model.config().logit_cap != 0,
       .int8_weights = model.types().weights == WeightType::kInt8,
+      .int8_outliers = model.types().int8_outliers != 0,
       .int4_weights = model.types().weights == WeightType::kInt4,
       .kv_type = kv_type};
 }

@@ -74,6 +74,21 @@ absl::Status CheckOutputWeights(const ModelOptions& options) {
       "\"auto\": want int8 or int4 there, or auto here");
 }
 
+absl::StatusOr<float> OutlierThreshold(const ModelOptions& options) {
+  const double threshold = options.int8_outliers;
+  if (threshold == 0) return 0.0f;
+  if (!(threshold >= kMinOutlierThreshold && threshold <= kMaxOutlierThreshold)) {
+    return absl::InvalidArgumentError(absl::StrFormat("int8_outliers is %g, want 0, or %g to %g",
+                                                      threshold, kMinOutlierThreshold,
+                                                      kMaxOutlierThreshold));
+  }
+  if (options.weights == "int8") return static_cast<float>(threshold);
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "int8_outliers is %g, which only weights of \"int8\" have: want these instead "
+      "of \"%s\", or 0 here",
+      threshold, options.weights));
+}
+
 absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool is_quantised,
                                    TensorType stored_type) {
   TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
@@ -81,6 +96,7 @@ absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool is_quantise
   TANDEM_ASSIGN_OR_RETURN(types.kv, KvTypeNamed(options.kv, types.kv));
   TANDEM_RETURN_IF_ERROR(CheckOutputWeights(options));
   types.output_is_plain = options.output_weights == "dtype";
+  TANDEM_ASSIGN_OR_RETURN(types.int8_outliers, OutlierThreshold(options));
   if (is_quantised) types.weights = WeightType::kInt4;
   if (options.weights == "auto") return types;
   if (is_quantised) {

@@ -34,6 +34,9 @@ struct ModelOptions {
   // What the output projection is kept in. "auto": as `weights`. "dtype": what is computed in, of
   // weights that would otherwise be quantised here.
   std::string output_weights = "auto";
+  // With weights of "int8": inputs of at least this magnitude are not made 8 bits (LinearSpec), 6
+  // where others have it by default. 0: all are.
+  double int8_outliers = 0;
   // What KV is kept in. "auto": what is computed in. "f32", "bf16", "int8" and "int8g8" are
   // KvTypes.
   std::string kv = "auto";
@@ -52,8 +55,8 @@ struct ModelPlan {
 class Model {
  public:
   // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint, UnreadTensors and
-  // ModelWeights; InvalidArgument for an unknown dtype, weights,
-  // output_weights or kv.
+  // ModelWeights; InvalidArgument for an unknown dtype, weights, output_weights or kv, and for
+  // int8_outliers out of range or of other weights.
   static absl::StatusOr<std::unique_ptr<Model>> Load(const ModelOptions& options, Backend* backend);
 
   // Reads no weights. Errors as of Load.

@@ -89,7 +89,9 @@ class Planner {
                                .layout = decl.layout,
                                .segmented = decl.segmented,
                                .scaled = decl.scaled(),
-                               .group = weight_type == WeightType::kInt4 ? int4_group : 0}};
+                               .group = weight_type == WeightType::kInt4 ? int4_group : 0,
+                               .outlier_threshold =
+                                   weight_type == WeightType::kInt8 ? types_.int8_outliers : 0}};
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;

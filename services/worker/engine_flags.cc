@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/api/linear.h"
 #include "kernels/create_backend.h"
 #include "runtime/protocol/times.h"
 
@@ -38,6 +39,10 @@ void EngineFlags::Declare(FlagSet* flags) {
       "output-weights", &output_weights, {"auto", "dtype"},
       "what the output projection is kept in; auto: --weights; dtype: --dtype, with --weights int8 "
       "or int4: it alone is not quantised");
+  flags->Add("int8-outliers", &int8_outliers, "THRESHOLD",
+             "with --weights int8: inputs of at least this magnitude are multiplied as they are, "
+             "row by row, and not made 8 bits; 6 is usual; 0: all are",
+             0, kMaxOutlierThreshold);
   flags->AddChoice(
       "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8"},
       "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
@@ -72,6 +77,7 @@ std::vector<std::string> EngineFlags::Arguments() const {
       "--dtype=" + dtype,
       "--weights=" + weights,
       "--output-weights=" + output_weights,
+      absl::StrFormat("--int8-outliers=%.9g", int8_outliers),
       "--kv-dtype=" + kv_dtype,
       "--isa=" + isa,
       "--load-format=" + load_format,

@@ -25,6 +25,7 @@ struct EngineFlags {
   std::string dtype = "auto";
   std::string weights = "auto";
   std::string output_weights = "auto";
+  double int8_outliers = 0;
   std::string kv_dtype = "auto";
   std::string isa = "auto";
   std::string load_format = "auto";

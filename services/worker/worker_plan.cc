@@ -28,6 +28,7 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .dtype = options.dtype,
       .weights = options.weights,
       .output_weights = options.output_weights,
+      .int8_outliers = options.int8_outliers,
       .kv = options.kv_dtype,
       .cache_dir = options.cache_dir.empty() ? DefaultCacheDir() : options.cache_dir};
   TANDEM_ASSIGN_OR_RETURN(const ModelPlan model, Model::Plan(model_options, backend));

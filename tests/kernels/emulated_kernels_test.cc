@@ -81,6 +81,25 @@ TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads)
   }
 }
 
+TEST_F(EmulatedKernelsTest, OutliersOfEightBitsAreRefusedByName) {
+  LinearSpec spec{.in_features = 64,
+                  .out_features = 64,
+                  .weight_type = WeightType::kInt8,
+                  .compute_dtype = DType::kBF16,
+                  .output_dtype = DType::kF32};
+  for (const char* device : {"cuda", "cuda-tensor"}) {
+    const auto gpu = MakeBackend(device);
+    spec.outlier_threshold = 0;
+    EXPECT_TRUE(gpu->GetPackedFormat(spec).ok());
+    spec.outlier_threshold = 6;
+    const absl::Status refused = gpu->GetPackedFormat(spec).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_NE(refused.ToString().find("of 6 and more out of 8 bits (int8-outliers)"),
+              std::string::npos)
+        << refused;
+  }
+}
+
 TEST_F(EmulatedKernelsTest, EachBarrierAndEachWaitIsNeeded) {
   constexpr int kOrders = 3;  // of each shape; a fault shows in almost all
   std::set<emulated::Site> caught;

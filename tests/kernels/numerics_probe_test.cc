@@ -24,6 +24,7 @@ constexpr ProbedOptions kAllOptions{.window = true,
                                     .gated_gelu = true,
                                     .logit_cap = true,
                                     .int8_weights = true,
+                                    .int8_outliers = true,
                                     .int4_weights = true};
 
 class NumericsProbeTest : public testing::TestWithParam<std::string> {};
@@ -63,11 +64,12 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   probes.insert(Probe(*backend, {.gated_gelu = true}));
   probes.insert(Probe(*backend, {.logit_cap = true}));
   probes.insert(Probe(*backend, {.int8_weights = true}));
+  probes.insert(Probe(*backend, {.int8_outliers = true}));
   probes.insert(Probe(*backend, {.int4_weights = true}));
   for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
     probes.insert(Probe(*backend, {.kv_type = kv}));
   }
-  EXPECT_EQ(probes.size(), 12u);
+  EXPECT_EQ(probes.size(), 13u);
   const auto plain = ProbeOperations(*backend, {}, 1);
   const ProbeShape with_all{.window = 50,
                             .head_norms = true,
@@ -75,12 +77,31 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
                             .gated_gelu = true,
                             .logit_cap = 1,
                             .int8_weights = true,
+                            .int8_outliers = 1.5f,
                             .int4_weights = true,
                             .kv_type = KvType::kInt8};
   const auto more = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(plain.ok() && more.ok());
   ASSERT_GT(more->size(), plain->size());
   for (size_t o = 0; o < plain->size(); ++o) EXPECT_EQ((*more)[o].digest, (*plain)[o].digest);
+}
+
+TEST(NumericsProbeOptionsTest, LayersWithOutliersHaveSome) {
+  const auto backend = MakeBackend("cpu-generic");
+  const auto with = ProbeOperations(*backend, {.int8_outliers = 1.5f}, 1);
+  const auto without = ProbeOperations(*backend, {.int8_outliers = 2.5f}, 1);
+  ASSERT_TRUE(with.ok() && without.ok());
+  ASSERT_EQ(with->size(), without->size());
+  int differ = 0;
+  for (size_t o = 0; o < with->size(); ++o) {
+    const bool is_ordinary = (*with)[o].name.find("hostile") == std::string::npos;
+    const bool has_outliers = (*with)[o].name.starts_with("int8 linear with outliers");
+    if (!is_ordinary) continue;  // Numbers of all sizes: some are outliers of either.
+    const bool differs = (*with)[o].digest != (*without)[o].digest;
+    differ += differs;
+    EXPECT_EQ(differs, has_outliers) << (*with)[o].name;
+  }
+  EXPECT_EQ(differ, 6);
 }
 
 // Workers whose kernels differ where nobody looks would continue each other's streams.
@@ -90,6 +111,7 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
                             .gated_gelu = true,
                             .logit_cap = 1,
                             .int8_weights = true,
+                            .int8_outliers = 1.5f,
                             .int4_weights = true,
                             .kv_type = KvType::kInt8};
   const auto operations = ProbeOperations(*backend, with_all, 1);
@@ -106,8 +128,8 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
     expect(name, 1, 1);
   }
   // With outputs of f32, and of bf16 where that is computed in.
-  for (const std::string name :
-       {"linear", "int8 linear", "int4 linear of 32", "int4 linear of 64", "int4 linear of 128"}) {
+  for (const std::string name : {"linear", "int8 linear", "int8 linear with outliers",
+                                 "int4 linear of 32", "int4 linear of 64", "int4 linear of 128"}) {
     expect(name, 1, 2);
     expect(name + " in segments", 1, 2);
   }
@@ -165,6 +187,7 @@ TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersA
     EXPECT_EQ(Probe(*backend), Probe(*paths.front().second)) << name;
     ProbedOptions options = kAllOptions;
     options.int4_weights = HasInt4(name);
+    options.int8_outliers = HasOutliers(name);
     EXPECT_EQ(Probe(*backend, options), Probe(*paths.front().second, options)) << name;
   }
 }
@@ -198,6 +221,10 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.int8_weights = true;
     shape.int4_weights = std::all_of(paths.begin(), paths.end(),
                                      [](const auto& path) { return HasInt4(path.first); });
+    constexpr float kThresholds[] = {1.5f, 0x1p-50f, 0x1p15f};
+    const bool have_outliers = std::all_of(
+        paths.begin(), paths.end(), [](const auto& path) { return HasOutliers(path.first); });
+    if (have_outliers) shape.int8_outliers = kThresholds[i % 3];
     constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
     shape.kv_type = kKvTypes[i % 3];
     const uint64_t numbers = random.Next();
@@ -230,7 +257,8 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
   for (int r = 0; r < num_rows * kInputs; ++r) add(40 + 20 * (r / kInputs), &rows);
   for (int k = 0; k < kInputs * kOutputs; ++k) add(127 - 4 * (k / 2 % kOutputs), &panel);
   std::vector<std::byte> packed(num_rows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes);
-  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, /*group=*/0, num_rows, packed.data());
+  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, /*group=*/0, num_rows, packed.data(),
+                 /*outliers=*/{});
   std::vector<float> output(num_rows * kOutputs);
   const uint32_t saved = FloatEnvironment();
   if (flush) SetKernelFloatEnvironment();

@@ -20,6 +20,7 @@ constexpr ProbeShape kShapes[] = {
      .gated_gelu = true,
      .logit_cap = 30.0f,
      .int8_weights = true,
+     .int8_outliers = 1.5f,
      .int4_weights = true,
      .kv_type = KvType::kInt8},
     {.rows = 13,
@@ -37,6 +38,7 @@ constexpr ProbeShape kShapes[] = {
      .gated_gelu = true,
      .logit_cap = 20.0f,
      .int8_weights = true,
+     .int8_outliers = 0x1p-20f,
      .int4_weights = true,
      .kv_type = KvType::kInt8G8},
 };

@@ -135,6 +135,16 @@ TEST_P(ValidateTest, LinearLayers) {
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
                 "in_features of int8 weights is 131073, must be 1 to 131072");
   wrong = spec;
+  wrong.outlier_threshold = 6;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "outlier_threshold of f32 weights is 6, must be 0");
+  wrong.weight_type = WeightType::kInt8;
+  for (const float threshold : {-6.0f, 0x1p-127f, 1.1e6f, INFINITY, NAN}) {
+    wrong.outlier_threshold = threshold;
+    ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                  "outlier_threshold of int8 weights is");
+  }
+  wrong = spec;
   wrong.output_dtype = DType::kBF16;
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "bf16");
   wrong = spec;

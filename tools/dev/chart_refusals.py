@@ -53,6 +53,7 @@ REFUSED = [
           ("transport", "transport", "grpc"), ("dtype", "config", {"dtype": "f32"}), ("isa", "config", {"isa": "generic"}),
           ("weights", "config", {"weights": "int8"}), ("kv-dtype", "config", {"kv-dtype": "int8"}),
           ("output-weights", "config", {"output-weights": "dtype"}),
+          ("int8-outliers", "config", {"int8-outliers": 6}),
           ("block-size", "config", {"block-size": 16}), ("load-format", "config", {"load-format": "dummy"}))],
     ("nobody decodes", {"pools": {"prefill": {"role": "prefill"}}}, "none has the role decode or hybrid"),
     ("a pool without a limit of memory", {"pools/decode/resources": {"requests": {"cpu": 1}}},

@@ -82,6 +82,7 @@ load-format: {{ get .config "load-format" | default "auto" }}
 dtype: {{ get .config "dtype" | default "auto" | replace "auto" "any" }}
 weights: {{ get .config "weights" | default "auto" }}
 output-weights: {{ get .config "output-weights" | default "auto" }}
+int8-outliers: {{ get .config "int8-outliers" | default 0 | toString | quote }}
 kv-dtype: {{ get .config "kv-dtype" | default "auto" }}
 isa: {{ get (dict "auto" "any" "generic" "generic" "amx" "amx") (get .config "isa" | default "auto") | default "fma" }}
 {{- end -}}

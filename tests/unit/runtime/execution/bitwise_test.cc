@@ -95,7 +95,8 @@ TEST_P(BitwiseTest, BatchChunkThreadsAndBlocksChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(All, BitwiseTest,
                          testing::Combine(testing::Values("demo", "llama_gqa16_scaled_biased"),
-                                          testing::Values("f32", "bf16", "bf16_int8", "bf16_int4")),
+                                          testing::Values("f32", "bf16", "bf16_int8",
+                                                          "bf16_int8_outliers2", "bf16_int4")),
                          [](const auto& test) {
                            return std::get<0>(test.param) + "_" + std::get<1>(test.param);
                          });

@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "runtime/base/small_file.h"
 #include "runtime/config/json.h"
+#include "tests/support/temp_folder.h"
 #include "tests/unit/runtime/execution/executor_harness.h"
 #include "tests/unit/runtime/model/decoder_harness.h"
 
@@ -149,10 +152,10 @@ TEST(DemoGoldensTest, Bf16StaysCloseToF32OnHeldOutText) {
 }
 
 // What a token of the held-out text has, given those before it.
-double HeldOutPerplexity(const std::string& format) {
+double HeldOutPerplexity(const std::string& format, const std::string& folder = DemoModel()) {
   const json::object golden = ReadGolden("held_out.json");
   auto harness =
-      DecoderHarness::Create(DemoModel(), format, {.device = "cpu", .num_threads = kThreads}, 512);
+      DecoderHarness::Create(folder, format, {.device = "cpu", .num_threads = kThreads}, 512);
   TANDEM_CHECK(harness.ok()) << harness.status().message();
   const size_t vocab = (*harness)->vocab_size();
   double nats = 0;
@@ -178,6 +181,7 @@ TEST(DemoGoldensTest, FewerBitsOfWeightsCostLittlePerplexityOnHeldOutText) {
     std::printf("%s: perplexity %.4f\n", dtype.c_str(), whole);
     const std::pair<const char*, double> limits[] = {{"_int8", kMaxInt8WeightsPerplexity},
                                                      {"_int8_output", kMaxInt8WeightsPerplexity},
+                                                     {"_int8_outliers6", kMaxInt8WeightsPerplexity},
                                                      {"_int4", kMaxInt4WeightsPerplexity},
                                                      {"_int4_output", kMaxInt4WeightsPerplexity}};
     for (const auto& [weights, limit] : limits) {
@@ -189,6 +193,60 @@ TEST(DemoGoldensTest, FewerBitsOfWeightsCostLittlePerplexityOnHeldOutText) {
       EXPECT_LE(fewer / whole, limit) << weights;
     }
   }
+}
+
+// The demo model's function, but three channels behind each layer's norms are 64 times as large, as
+// a few are in large language models, and the weights that read them a 64th.
+void WriteWithOutlierChannels(const TempFolder& folder) {
+  constexpr int64_t kChannels[] = {3, 100, 200};
+  constexpr float kFactor = 64;
+  folder.CopyFrom(DemoModel());
+  auto file = ReadSmallFile(DemoModel() + "/model.safetensors", 16 << 20);
+  TANDEM_CHECK(file.ok()) << file.status().message();
+  uint64_t header_bytes;
+  std::memcpy(&header_bytes, file->data(), 8);
+  const auto header = ParseJsonObject(file->substr(8, header_bytes), "header", {});
+  TANDEM_CHECK(header.ok()) << header.status().message();
+  for (const auto& [key, value] : *header) {
+    const std::string name(key);
+    const bool is_norm = name.find("layernorm") != std::string::npos;
+    const bool reads_a_norm =
+        name.find(".q_proj") != std::string::npos || name.find(".k_proj") != std::string::npos ||
+        name.find(".v_proj") != std::string::npos || name.find(".gate_proj") != std::string::npos ||
+        name.find(".up_proj") != std::string::npos;
+    if (!is_norm && !reads_a_norm) continue;
+    const json::object& tensor = value.as_object();
+    TANDEM_CHECK(tensor.at("dtype").as_string() == "BF16") << name;
+    const json::array& offsets = tensor.at("data_offsets").as_array();
+    const int64_t inputs = tensor.at("shape").as_array().back().as_int64();
+    const auto begin = static_cast<size_t>(offsets[0].as_int64());
+    const auto end = static_cast<size_t>(offsets[1].as_int64());
+    std::vector<Bfloat16> numbers((end - begin) / sizeof(Bfloat16));
+    char* const at = file->data() + 8 + header_bytes + begin;
+    std::memcpy(numbers.data(), at, end - begin);
+    for (size_t row = 0; row < numbers.size(); row += static_cast<size_t>(inputs)) {
+      for (const int64_t channel : kChannels) {
+        Bfloat16& number = numbers[row + static_cast<size_t>(channel)];
+        number = ToBfloat16(ToFloat(number) * (is_norm ? kFactor : 1 / kFactor));
+      }
+    }
+    std::memcpy(at, numbers.data(), end - begin);
+  }
+  folder.Write("model.safetensors", *file);
+}
+
+TEST(DemoGoldensTest, OutliersCostEightBitsMuchAndLittleWhereTheyAreLeftOut) {
+  const TempFolder folder;
+  WriteWithOutlierChannels(folder);
+  const double whole = HeldOutPerplexity("bf16", folder.path());
+  EXPECT_EQ(whole, HeldOutPerplexity("bf16")) << "another function";
+  const double plain = HeldOutPerplexity("bf16_int8", folder.path());
+  const double apart = HeldOutPerplexity("bf16_int8_outliers6", folder.path());
+  std::printf("perplexity %.4f, in 8 bits %.4f (%+.3f %%), without outliers %.4f (%+.3f %%)\n",
+              whole, plain, 100 * (plain / whole - 1), apart, 100 * (apart / whole - 1));
+  if (kSampleOnly) return;
+  EXPECT_GT(plain / whole, 1 + 5 * (kMaxInt8WeightsPerplexity - 1));
+  EXPECT_LE(apart / whole, kMaxInt8WeightsPerplexity);
 }
 
 TEST(DemoGoldensTest, KvOfEightBitsCostsLittlePerplexityOnHeldOutText) {

@@ -152,7 +152,11 @@ TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
             KvType::kBF16);
   EXPECT_FALSE(options.int4_weights);
   EXPECT_TRUE(ProbedOptionsOf(Make(kLlama, "bf16_int4", "cpu", 1, 16)->model()).int4_weights);
-  EXPECT_TRUE(ProbedOptionsOf(Make(kLlama, "bf16_int8", "cpu", 1, 16)->model()).int8_weights);
+  const auto int8 = ProbedOptionsOf(Make(kLlama, "bf16_int8", "cpu", 1, 16)->model());
+  EXPECT_TRUE(int8.int8_weights);
+  EXPECT_FALSE(int8.int8_outliers);
+  EXPECT_TRUE(
+      ProbedOptionsOf(Make(kLlama, "bf16_int8_outliers6", "cpu", 1, 16)->model()).int8_outliers);
   const auto plain = Make("mistral_head20_no_window_bf16", "f32", "cpu", 1, 16);
   EXPECT_EQ(*ProbeNumerics(plain->backend(), ProbedOptionsOf(plain->model())),
             *ProbeNumerics(plain->backend()));
@@ -171,6 +175,12 @@ TEST(FingerprintsTest, EachOfTheThreeTypesHasItsNameInTheFingerprints) {
             "compute=f32 weights=int8 kv=f32 output=f32");
   EXPECT_NE(NumericsIdOf(kLlama, "bf16_int8", "cpu", 1),
             NumericsIdOf(kLlama, "bf16_int8_output", "cpu", 1));
+  EXPECT_EQ(NamesOf({.weights = WeightType::kInt8, .int8_outliers = 6.25f}),
+            "compute=f32 weights=int8 kv=f32 outliers=6.25");
+  const std::string six = NumericsIdOf(kLlama, "bf16_int8_outliers6", "cpu", 1);
+  EXPECT_EQ(six, NumericsIdOf(kLlama, "bf16_int8_outliers6", "cpu", 2));
+  EXPECT_NE(six, NumericsIdOf(kLlama, "bf16_int8", "cpu", 1));
+  EXPECT_NE(six, NumericsIdOf(kLlama, "bf16_int8_outliers6.00001", "cpu", 1));
 }
 
 TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
@@ -180,6 +190,8 @@ TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
   EXPECT_NE(kv_class, KvClassOf(kOther, "f32", "cpu", 16));
   EXPECT_NE(kv_class, KvClassOf(kLlama, "bf16", "cpu", 16));
   EXPECT_NE(KvClassOf(kLlama, "f32_int8", "cpu", 16), kv_class) << "other weights, other keys";
+  EXPECT_NE(KvClassOf(kLlama, "f32_int8_outliers6", "cpu", 16),
+            KvClassOf(kLlama, "f32_int8", "cpu", 16));
   EXPECT_NE(kv_class, KvClassOf(kLlama, "f32", "cpu", 32));
 }
 

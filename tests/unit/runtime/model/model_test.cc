@@ -372,6 +372,55 @@ TEST(ModelTest, TheOutputProjectionAloneMayStayAsItIsComputedIn) {
   }
 }
 
+TEST(ModelTest, OutliersOfMatricesInEightBitsAreThoseFromTheThresholdOn) {
+  const auto backend = Reference();
+  const TempFolder cache;
+  ModelOptions options{.folder = Tiny("llama_mha32_tied"),
+                       .dtype = "bf16",
+                       .weights = "int8",
+                       .cache_dir = cache.path()};
+  ASSERT_TRUE(Model::Load(options, backend.get()).ok());
+  const auto num_images = [&] {
+    return std::distance(std::filesystem::directory_iterator(cache.path()), {});
+  };
+  const auto images = num_images();
+  options.int8_outliers = 6.5;
+  for (const char* output : {"auto", "dtype"}) {
+    options.output_weights = output;
+    const auto model = Model::Load(options, backend.get());
+    ASSERT_TRUE(model.ok()) << model.status();
+    const WeightParts& parts = (*model)->weights().parts();
+    const bool is_plain = options.output_weights == "dtype";
+    EXPECT_EQ(parts.logits.op->spec().outlier_threshold, is_plain ? 0.0f : 6.5f);
+    for (const LayerWeights& layer : parts.layers) {
+      for (const LinearWeights* linear :
+           {&layer.qkv, &layer.attention_output, &layer.ffn_in, &layer.ffn_out}) {
+        EXPECT_EQ(linear->op->spec().outlier_threshold, 6.5f);
+      }
+    }
+    EXPECT_EQ(NamesOf((*model)->types()),
+              absl::StrCat("compute=bf16 weights=int8 kv=bf16", is_plain ? " output=bf16" : "",
+                           " outliers=6.5"));
+    if (!is_plain) {
+      EXPECT_EQ(num_images(), images) << "packed again, to the same bytes";
+    }
+  }
+  for (const double wrong : {-6.0, 1e-300, 1.1e6, 1e300, static_cast<double>(NAN)}) {
+    options.int8_outliers = wrong;
+    EXPECT_THAT(Refusal(options), HasSubstr("want 0, or 1.17549e-38 to 1e+06")) << wrong;
+  }
+  options.int8_outliers = 6;
+  options.output_weights = "auto";
+  for (const char* weights : {"auto", "int4"}) {
+    options.weights = weights;
+    EXPECT_THAT(
+        Refusal(options),
+        HasSubstr(absl::StrCat("int8_outliers is 6, which only weights of \"int8\" have: want "
+                               "these instead of \"",
+                               weights, "\"")));
+  }
+}
+
 TEST(ModelTest, APlainOutputProjectionIsAnotherPackedImage) {
   const auto backend = Reference();
   const TempFolder cache;

@@ -92,21 +92,14 @@ TEST(WorkerOptionsTest, OnlyAddressesOfThisMachineAreLoopback) {
 }
 
 TEST(WorkerOptionsTest, EngineFlagsReachAWorkerAsTheyWereGiven) {
-  const std::vector<std::string> given = {"--served-model-name=m",
-                                          "--transport=ucx",
-                                          "--kv-memory=123456",
-                                          "--max-model-len=512",
-                                          "--max-num-seqs=7",
-                                          "--max-batched-tokens=99",
-                                          "--block-size=32",
-                                          "--threads=3",
-                                          "--dtype=bf16",
-                                          "--weights=int8",
-                                          "--output-weights=dtype",
-                                          "--kv-dtype=int8g8",
-                                          "--isa=avx2",
-                                          "--load-format=dummy",
-                                          "--cache-dir=/c",
+  const std::vector<std::string> given = {"--served-model-name=m",  "--transport=ucx",
+                                          "--kv-memory=123456",     "--max-model-len=512",
+                                          "--max-num-seqs=7",       "--max-batched-tokens=99",
+                                          "--block-size=32",        "--threads=3",
+                                          "--dtype=bf16",           "--weights=int8",
+                                          "--output-weights=dtype", "--int8-outliers=6.25",
+                                          "--kv-dtype=int8g8",      "--isa=avx2",
+                                          "--load-format=dummy",    "--cache-dir=/c",
                                           "--liveness-scale=2.5"};
   WorkerOptions options;
   ASSERT_TRUE(WorkerFlags(&options).Parse(given).ok());

@@ -48,9 +48,11 @@ TEST_F(WorkerPlanTest, AWorkerLoadsWhatItsFlagsName) {
   EXPECT_EQ(Plan()->model_options.dtype, "f32");
   options_.weights = "int8";
   options_.output_weights = "dtype";
+  options_.int8_outliers = 6;
   options_.kv_dtype = "int8g8";
   EXPECT_EQ(Plan()->model.types.weights, WeightType::kInt8);
   EXPECT_TRUE(Plan()->model.types.output_is_plain);
+  EXPECT_EQ(Plan()->model.types.int8_outliers, 6.0f);
   EXPECT_EQ(Plan()->model.types.kv, KvType::kInt8G8);
 }
 
