@@ -204,7 +204,7 @@ struct Gemm {
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           const U32x16 sum = BitsOf(Splat(std::bit_cast<float>(rows.group_sums[r])));
-          acc[r][v] = FloatsOf(UnsignedOf(AddPairProducts(I32x16{}, zeros, sum)));
+          acc[r][v] = FloatsOf(UnsignedOf(PairProducts(zeros, sum)));
         }
       }
       AccumulateUnits<Policy, kRows, kVectors, kCache>(rows.units, kRows * Policy::kRowUnitBytes,

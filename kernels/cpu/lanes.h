@@ -9,8 +9,8 @@
 //   lanes    Splat, SplatU32, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c,
 //            SwapPairs, SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
-//   numbers  ToFloats, AddPairProducts (AddQuadProducts), AddByteProducts, EvenBytes, OddBytes,
-//            LoadU8, LoadInt8, StoreInt8
+//   numbers  ToFloats, AddPairProducts (AddQuadProducts), PairProducts, AddByteProducts, EvenBytes,
+//            OddBytes, LoadU8, LoadInt8, StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a
@@ -37,6 +37,19 @@
 
 namespace tandem {
 namespace {
+
+// AddPairProducts to nothing.
+TANDEM_LANES I32x16 PairProducts(const U32x16& a, const U32x16& b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  I32x16 y;
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] = (I32x16::Register)_mm256_madd_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
+  }
+  return y;
+#else
+  return AddPairProducts(I32x16{}, a, b);
+#endif
+}
 
 TANDEM_LANES F32x16 WidenBf16(U16x16 x) { return FloatsOf(WidenU16(x) << 16); }
 
