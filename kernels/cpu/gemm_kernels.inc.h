@@ -41,7 +41,7 @@ struct Gemm {
   // sums hide the latency of one, and streams of weights that of memory.
   static constexpr int VectorsOf(int rows) {
     for (const int panels : {4, 2, 1}) {
-      if (rows * panels * kPanelVectors <= kSums) return panels * kPanelVectors;
+      if (SumsFit(kSums, rows, panels * kPanelVectors)) return panels * kPanelVectors;
     }
     return 1;
   }

@@ -36,6 +36,12 @@
 namespace tandem {
 namespace {
 
+// Whether registers that hold `sums` sums hold those of so many rows and vectors, and operands.
+// With six, 3 rows of 2 vectors lack one register, and spilling takes half of the speed.
+constexpr bool SumsFit(int sums, int rows, int vectors) {
+  return rows * vectors <= sums && (sums != 6 || rows != 3 || vectors != 2);
+}
+
 // Strides are in bytes. With each unit as much as a vector takes is fetched into the cache, the
 // first at prefetch[v]: weights to come, which may be in memory still. `kCache` is the level that
 // they are fetched into.
