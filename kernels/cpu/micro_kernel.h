@@ -200,7 +200,7 @@ struct IntegerPolicy : RowWordsPolicy<kSteps> {
 // 8 bits, four inputs a unit: weights are kept 128 above their numbers and so without a sign, rows
 // have one.
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 struct DotInt8Policy : IntegerPolicy<4, 1, 128> {
   template <int kPhase>
@@ -208,11 +208,11 @@ struct DotInt8Policy : IntegerPolicy<4, 1, 128> {
     return FloatsOf(LoadU32(from));
   }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
-    return (F32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
+    return FloatsOf(UnsignedOf(AddQuadProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
   }
 };
 
-#endif  // __AVX512VNNI__
+#endif  // __AVX512VNNI__ || __AVXVNNI__
 
 #if defined(__ARM_FEATURE_DOTPROD)
 

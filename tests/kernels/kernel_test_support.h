@@ -135,6 +135,7 @@ inline const std::vector<std::string>& FmaDevices() {
     "cpu-avx512bf16-fma",
     "cpu-avx512vnni",
     "cpu-avx512",
+    "cpu-avx2vnni",
     "cpu-avx2",
 #endif
 #if defined(TANDEM_CUDA)
