@@ -163,7 +163,8 @@ struct Attention {
   // Scores of rows [kFirst, ..) with kVectors sub-tiles from `first`. Meanwhile V of the same tile
   // is fetched, and in AddValues K of the next one.
   template <int kRows, int kVectors, int kFirst>
-  static void ScoresOfRows(const Tiles& tiles, int head_dim, int first, RowState<kRows>* state) {
+  [[gnu::always_inline]] static void ScoresOfRows(const Tiles& tiles, int head_dim, int first,
+                                                  RowState<kRows>* state) {
     constexpr int kHere = kRowsFrom<kRows, kFirst>;
     F32x16 acc[kHere][kVectors] = {};
     const std::byte* w[kVectors];
