@@ -18,7 +18,8 @@ namespace tandem {
 #if defined(__aarch64__)
 inline constexpr const char* kIsas[] = {"neondot", "neon", "generic"};
 #else
-inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "generic"};
+inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512",
+                                        "avx2vnni",   "avx2",       "generic"};
 #endif
 
 // What --isa takes: "auto" (the best of kIsas that this machine has), one of kIsas, or one that is

@@ -12,7 +12,7 @@ namespace {
 // A sub-tile of V, of any type.
 alignas(64) constexpr float kZeros[kKvSubTileTokens * kMaxAttentionHeadDim] = {};
 
-// kMaxRows rows share the loads of K and V; kSums sums fit the registers.
+// kMaxRows rows share what is read of K and V; kSums sums fit the registers.
 template <typename Tile, DType kDType, int kMaxRows, int kSums>
 struct Attention {
   using Key = Tile::Key;
@@ -23,17 +23,24 @@ struct Attention {
   static constexpr int kP = Tile::kP;  // Inputs a unit, of both products.
   static constexpr int kRowUnitBytes = Key::kRowUnitBytes;
   static constexpr bool kHasNarrowRows = kRowUnitBytes == 2 * kP;
+  // Rows summed at a time: all, or first one half and then the other, over what the first cache has
+  // of K and V by then.
+  template <int kRows>
+  static constexpr int kRowsAtOnce = kRows <= kSums ? kRows : (kRows + 1) / 2;
+  template <int kRows, int kFirst>
+  static constexpr int kRowsFrom =
+      kRows - kFirst < kRowsAtOnce<kRows> ? kRows - kFirst : kRowsAtOnce<kRows>;
   // Vectors of outputs summed at a time.
   template <int kRows>
-  static constexpr int kVectorsOf = kSums / kRows >= kSubTiles ? kSubTiles
-                                    : kSums / kRows >= 2       ? 2
-                                                               : 1;
+  static constexpr int kVectorsOf = SumsFit(kSums, kRowsAtOnce<kRows>, kSubTiles) ? kSubTiles
+                                    : SumsFit(kSums, kRowsAtOnce<kRows>, 2)       ? 2
+                                                                                  : 1;
   // The second-level cache: on Zen 4 decode attention reads a quarter more by it than by the first
   // (kernels/README.md).
   static constexpr int kFetchedInto = 2;
   template <int kRows>
   static constexpr int kMostTaskRows = kMaxAttentionTaskRows - kMaxAttentionTaskRows % kRows;
-  static_assert(kMaxRows <= kMaxAttentionTaskRows);
+  static_assert(kMaxRows <= kMaxAttentionTaskRows && kRowsAtOnce<kMaxRows> <= kSums);
   static constexpr int kMaxUnitBytes =
       kMaxAttentionHeadDim / kLanes * Value::kWeightVectorBytes;  // A unit of V.
   static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * kRowUnitBytes;
@@ -153,32 +160,43 @@ struct Attention {
     float rescale[kRows];
   };
 
-  // Meanwhile V of the same tile is fetched, and in AddValues K of the next one.
+  // Scores of rows [kFirst, ..) with kVectors sub-tiles from `first`. Meanwhile V of the same tile
+  // is fetched, and in AddValues K of the next one.
+  template <int kRows, int kVectors, int kFirst>
+  [[gnu::always_inline]] static void ScoresOfRows(const Tiles& tiles, int head_dim, int first,
+                                                  RowState<kRows>* state) {
+    constexpr int kHere = kRowsFrom<kRows, kFirst>;
+    F32x16 acc[kHere][kVectors] = {};
+    const std::byte* w[kVectors];
+    const std::byte* prefetch[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      w[v] = tiles.k[first + v];
+      prefetch[v] = tiles.v[first + v];
+    }
+    AccumulateUnits<Key, kHere, kVectors, kFetchedInto>(
+        state->queries + kFirst * kRowUnitBytes, kRows * kRowUnitBytes, kRowUnitBytes, w,
+        Key::kWeightVectorBytes, prefetch, Key::kWeightVectorBytes, (head_dim + kP - 1) / kP, acc);
+#pragma GCC unroll 16
+    for (int r = 0; r < kHere; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        if constexpr (Tile::kHasTokenScales) {
+          acc[r][v] = acc[r][v] * TokenScales(tiles.k[first + v], head_dim);
+        }
+        StoreF32(state->scores[kFirst + r] + (first + v) * kLanes, acc[r][v]);
+      }
+    }
+    if constexpr (kFirst + kHere < kRows) {
+      ScoresOfRows<kRows, kVectors, kFirst + kHere>(tiles, head_dim, first, state);
+    }
+  }
+
   template <int kRows>
   static void Scores(const Tiles& tiles, int head_dim, RowState<kRows>* state) {
     constexpr int kVectors = kVectorsOf<kRows>;
     for (int first = 0; first < kSubTiles; first += kVectors) {
-      F32x16 acc[kRows][kVectors] = {};
-      const std::byte* w[kVectors];
-      const std::byte* prefetch[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        w[v] = tiles.k[first + v];
-        prefetch[v] = tiles.v[first + v];
-      }
-      AccumulateUnits<Key, kRows, kVectors, kFetchedInto>(
-          state->queries, kRows * kRowUnitBytes, kRowUnitBytes, w, Key::kWeightVectorBytes,
-          prefetch, Key::kWeightVectorBytes, (head_dim + kP - 1) / kP, acc);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          if constexpr (Tile::kHasTokenScales) {
-            acc[r][v] = acc[r][v] * TokenScales(tiles.k[first + v], head_dim);
-          }
-          StoreF32(state->scores[r] + (first + v) * kLanes, acc[r][v]);
-        }
-      }
+      ScoresOfRows<kRows, kVectors, 0>(tiles, head_dim, first, state);
     }
   }
 
@@ -255,17 +273,19 @@ struct Attention {
     partial->sum = partial->sum * *rescale + SumOf(sums);
   }
 
-  // accumulators[.., kCount vectors from `first`] = rescaled + weights · V.
-  template <int kRows, int kCount>
+  // accumulators[kFirst, ..][kCount vectors from `first`] = rescaled + weights · V.
+  template <int kRows, int kCount, int kFirst = 0>
   static void AddValues(const Tiles& tiles, const Tiles& next, int tokens,
                         const std::byte* last_unit, int first, int padded, RowState<kRows>* state) {
-    F32x16 acc[kRows][kCount];
+    constexpr int kHere = kRowsFrom<kRows, kFirst>;
+    float* const accumulators = state->accumulators + kFirst * padded;
+    F32x16 acc[kHere][kCount];
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kHere; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
         acc[r][v] =
-            LoadF32(state->accumulators + r * padded + (first + v) * kLanes) * state->rescale[r];
+            LoadF32(accumulators + r * padded + (first + v) * kLanes) * state->rescale[kFirst + r];
       }
     }
     const int64_t unit_stride = int64_t{padded} / kLanes * Value::kWeightVectorBytes;
@@ -278,9 +298,9 @@ struct Attention {
         w[v] = v_units + (first + v) * Value::kWeightVectorBytes;
         prefetch[v] = next_units + (first + v) * Value::kWeightVectorBytes;
       }
-      AccumulateUnits<Value, kRows, kCount, kFetchedInto>(
-          state->weights + first_unit * kRowUnitBytes, kRowUnitBytes, kWeightRowBytes, w,
-          unit_stride, prefetch, unit_stride, units, acc);
+      AccumulateUnits<Value, kHere, kCount, kFetchedInto>(
+          state->weights + kFirst * kWeightRowBytes + first_unit * kRowUnitBytes, kRowUnitBytes,
+          kWeightRowBytes, w, unit_stride, prefetch, unit_stride, units, acc);
     };
     for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
@@ -289,11 +309,15 @@ struct Attention {
     }
     if (last_unit != nullptr) add(last_unit, last_unit, tokens / kP, 1);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kHere; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
-        StoreF32(state->accumulators + r * padded + (first + v) * kLanes, acc[r][v]);
+        StoreF32(accumulators + r * padded + (first + v) * kLanes, acc[r][v]);
       }
+    }
+    if constexpr (kFirst + kHere < kRows) {
+      AddValues<kRows, kCount, kFirst + kHere>(tiles, next, tokens, last_unit, first, padded,
+                                               state);
     }
   }
 

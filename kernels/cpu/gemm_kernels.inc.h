@@ -42,7 +42,7 @@ struct Gemm {
   // sums hide the latency of one, and streams of weights that of memory.
   static constexpr int VectorsOf(int rows) {
     for (const int panels : {4, 2, 1}) {
-      if (rows * panels * kPanelVectors <= kSums) return panels * kPanelVectors;
+      if (SumsFit(kSums, rows, panels * kPanelVectors)) return panels * kPanelVectors;
     }
     return 1;
   }
@@ -205,7 +205,7 @@ struct Gemm {
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           const U32x16 sum = BitsOf(Splat(std::bit_cast<float>(rows.group_sums[r])));
-          acc[r][v] = FloatsOf(UnsignedOf(AddPairProducts(I32x16{}, zeros, sum)));
+          acc[r][v] = FloatsOf(UnsignedOf(PairProducts(zeros, sum)));
         }
       }
       AccumulateUnits<Policy, kRows, kVectors, kCache>(rows.units, kRows * Policy::kRowUnitBytes,

@@ -17,6 +17,14 @@ bool MachineHasAvx2() {
          __builtin_cpu_supports("f16c") != 0;
 }
 
+// By cpuid, as Clang 14 knows no name of it for __builtin_cpu_supports.
+bool MachineHasAvx2Vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kAvxVnni = 1u << 4;
+  return MachineHasAvx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & kAvxVnni) != 0;
+}
+
 bool MachineHasAvx512() {
   return MachineHasAvx2() && __builtin_cpu_supports("avx512f") != 0 &&
          __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
@@ -39,6 +47,18 @@ const KernelTable* Avx2Kernels() {
                                           kAvx2GemmInt8Bf16, kAvx2GemmInt4F32, kAvx2GemmInt4Bf16},
                                  .f32_attention = kAvx2AttentionF32,
                                  .bf16_attention = kAvx2AttentionBf16};
+  return &table;
+}
+
+const KernelTable* Avx2VnniKernels() {
+  if (!MachineHasAvx2Vnni()) return nullptr;
+  static const KernelTable table{
+      .isa = "avx2vnni",
+      .rows = kAvx2Rows,
+      .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2VnniGemmInt8F32, kAvx2VnniGemmInt8Bf16,
+               kAvx2VnniGemmInt4F32, kAvx2VnniGemmInt4Bf16},
+      .f32_attention = kAvx2AttentionF32,
+      .bf16_attention = kAvx2AttentionBf16};
   return &table;
 }
 
@@ -170,6 +190,7 @@ std::span<const Isa> KnownIsas() {
       {.name = "avx512",
        .needs = "AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C",
        .kernels = Avx512Kernels},
+      {.name = "avx2vnni", .needs = "AVX-VNNI, AVX2, FMA and F16C", .kernels = Avx2VnniKernels},
       {.name = "avx2", .needs = "AVX2, FMA and F16C", .kernels = Avx2Kernels},
       {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }},
   };

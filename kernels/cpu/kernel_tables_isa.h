@@ -28,6 +28,12 @@ extern const GemmKernels kAvx2GemmInt4Bf16;
 extern const F32AttentionTable kAvx2AttentionF32;
 extern const Bf16AttentionTable kAvx2AttentionBf16;
 
+// What AVX-VNNI adds.
+extern const GemmKernels kAvx2VnniGemmInt8F32;
+extern const GemmKernels kAvx2VnniGemmInt8Bf16;
+extern const GemmKernels kAvx2VnniGemmInt4F32;
+extern const GemmKernels kAvx2VnniGemmInt4Bf16;
+
 extern const RowKernels kAvx512Rows;
 extern const GemmKernels kAvx512GemmF32;
 extern const GemmKernels kAvx512GemmBf16;

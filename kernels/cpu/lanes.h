@@ -9,8 +9,8 @@
 //   lanes    Splat, SplatU32, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c,
 //            SwapPairs, SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
-//   numbers  ToFloats, AddPairProducts (AddQuadProducts), AddByteProducts, EvenBytes, OddBytes,
-//            LoadU8, LoadInt8, StoreInt8
+//   numbers  ToFloats, AddPairProducts, PairProducts, AddQuadProducts (by one instruction, where
+//            there is one), AddByteProducts, EvenBytes, OddBytes, LoadU8, LoadInt8, StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a
@@ -29,7 +29,9 @@
 
 #define TANDEM_LANES [[gnu::always_inline]] static inline
 
-#if defined(__AVX512F__)
+// A test compiles the lanes of AVX2 for a machine that has AVX-512 (TANDEM_AVX2_LANES).
+#if defined(__AVX512F__) && !defined(TANDEM_AVX2_LANES)
+#define TANDEM_AVX512_LANES
 #include "kernels/cpu/lanes_avx512.h"
 #else
 #include "kernels/cpu/lanes_parts.h"
@@ -38,11 +40,24 @@
 namespace tandem {
 namespace {
 
+// AddPairProducts to nothing.
+TANDEM_LANES I32x16 PairProducts(const U32x16& a, const U32x16& b) {
+#if defined(__AVX2__) && !defined(TANDEM_AVX512_LANES)
+  I32x16 y;
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] = (I32x16::Register)_mm256_madd_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
+  }
+  return y;
+#else
+  return AddPairProducts(I32x16{}, a, b);
+#endif
+}
+
 TANDEM_LANES F32x16 WidenBf16(U16x16 x) { return FloatsOf(WidenU16(x) << 16); }
 
 // ToFloat of halves, in every lane.
 TANDEM_LANES F32x16 WidenHalf(U16x16 x) {
-#if defined(__AVX512F__)
+#if defined(TANDEM_AVX512_LANES)
   return (F32x16)_mm512_cvtph_ps((__m256i)x);
 #elif defined(__F16C__)
   F32x16 y;

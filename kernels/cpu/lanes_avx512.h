@@ -77,11 +77,17 @@ TANDEM_LANES U32x16 OddBytes(U32x16 x) { return (U32x16)_mm512_srli_epi16((__m51
 TANDEM_LANES I32x16 LoadInt8(const int8_t* from) {
   return (I32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
+#if defined(__AVX512VNNI__)
+// Each lane is four bytes, those of `a` without a sign: acc + their four products.
+TANDEM_LANES I32x16 AddQuadProducts(I32x16 acc, U32x16 a, U32x16 b) {
+  return (I32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+}
+#endif
 // Each lane is four bytes, those of `a` without a sign and at most 127, of `b` from -127 on: acc +
 // the sum of their products.
 TANDEM_LANES I32x16 AddByteProducts(I32x16 acc, U32x16 a, U32x16 b) {
 #if defined(__AVX512VNNI__)
-  return (I32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+  return AddQuadProducts(acc, a, b);
 #else
   const __m512i pairs = _mm512_maddubs_epi16((__m512i)a, (__m512i)b);
   return acc + (I32x16)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));

@@ -207,13 +207,20 @@ TANDEM_LANES F32x16 ToFloats(const I32x16& x) {
   return y;
 }
 
+#if defined(__AVX2__)
+// acc + x, in place as MulAdd is, and for the same reason.
+TANDEM_LANES I32x16::Register AddInPlace(I32x16::Register acc, __m256i x) {
+  __asm__("vpaddd %1, %0, %0" : "+x"(acc) : "x"(x));
+  return acc;
+}
+#endif
+
 // Each lane is two numbers of 16 bits: acc + a.low · b.low + a.high · b.high.
 TANDEM_LANES I32x16 AddPairProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
   I32x16 y;
 #if defined(__AVX2__)
   TANDEM_FOR_PARTS(i) {
-    y.part[i] =
-        acc.part[i] + (I32x16::Register)_mm256_madd_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
+    y.part[i] = AddInPlace(acc.part[i], _mm256_madd_epi16((__m256i)a.part[i], (__m256i)b.part[i]));
   }
 #elif defined(TANDEM_NEON)
   TANDEM_FOR_PARTS(i) {
@@ -232,7 +239,24 @@ TANDEM_LANES I32x16 AddPairProducts(const I32x16& acc, const U32x16& a, const U3
 #endif
   return y;
 }
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+// The same instruction in two encodings.
+#if defined(__AVXVNNI__)
+#define TANDEM_VPDPBUSD "%{vex%} vpdpbusd"
+#else
+#define TANDEM_VPDPBUSD "vpdpbusd"
+#endif
+// Each lane is four bytes, those of `a` without a sign: acc + their four products. In place, as
+// MulAdd is.
+TANDEM_LANES I32x16 AddQuadProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
+  I32x16 y = acc;
+  TANDEM_FOR_PARTS(i) {
+    __asm__(TANDEM_VPDPBUSD " %2, %1, %0" : "+x"(y.part[i]) : "x"(a.part[i]), "x"(b.part[i]));
+  }
+  return y;
+}
+#undef TANDEM_VPDPBUSD
+#elif defined(__ARM_FEATURE_DOTPROD)
 // Each lane is four numbers of 8 bits, with signs: acc + their four products.
 TANDEM_LANES I32x16 AddQuadProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
   I32x16 y;
@@ -285,7 +309,9 @@ TANDEM_LANES I32x16 LoadInt8(const int8_t* from) {
 // the sum of their products.
 TANDEM_LANES I32x16 AddByteProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
   I32x16 y;
-#if defined(__AVX2__)
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+  y = AddQuadProducts(acc, a, b);
+#elif defined(__AVX2__)
   TANDEM_FOR_PARTS(i) {
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
     y.part[i] = acc.part[i] + (I32x16::Register)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

@@ -36,6 +36,12 @@
 namespace tandem {
 namespace {
 
+// Whether registers that hold `sums` sums hold those of so many rows and vectors, and operands.
+// With six, 3 rows of 2 vectors lack one register, and spilling takes half of the speed.
+constexpr bool SumsFit(int sums, int rows, int vectors) {
+  return rows * vectors <= sums && (sums != 6 || rows != 3 || vectors != 2);
+}
+
 // Strides are in bytes. With each unit as much as a vector takes is fetched into the cache, the
 // first at prefetch[v]: weights to come, which may be in memory still. `kCache` is the level that
 // they are fetched into.
@@ -194,7 +200,7 @@ struct IntegerPolicy : RowWordsPolicy<kSteps> {
 // 8 bits, four inputs a unit: weights are kept 128 above their numbers and so without a sign, rows
 // have one.
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 struct DotInt8Policy : IntegerPolicy<4, 1, 128> {
   template <int kPhase>
@@ -202,11 +208,11 @@ struct DotInt8Policy : IntegerPolicy<4, 1, 128> {
     return FloatsOf(LoadU32(from));
   }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
-    return (F32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
+    return FloatsOf(UnsignedOf(AddQuadProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
   }
 };
 
-#endif  // __AVX512VNNI__
+#endif  // __AVX512VNNI__ || __AVXVNNI__
 
 #if defined(__ARM_FEATURE_DOTPROD)
 

@@ -138,6 +138,7 @@ inline const std::vector<std::string>& FmaDevices() {
     "cpu-avx512bf16-tiles",
     "cpu-avx512vnni",
     "cpu-avx512",
+    "cpu-avx2vnni",
     "cpu-avx2",
 #endif
 #if defined(TANDEM_CUDA)

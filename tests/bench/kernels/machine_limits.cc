@@ -61,6 +61,11 @@ __attribute__((target("avx2"))) double RunInt16Pairs256(int64_t iterations) {
   TANDEM_REPEAT(__m256i, 12, "+x", _mm256_add_epi32(sums[i], _mm256_madd_epi16(sums[i], x)));
 }
 
+__attribute__((target("avx2,avxvnni"))) double RunInt8Dot256(int64_t iterations) {
+  const __m256i x = _mm256_set1_epi8(1);
+  TANDEM_REPEAT(__m256i, 12, "+x", _mm256_dpbusd_avx_epi32(sums[i], x, x));
+}
+
 // `multiply` adds to four tiles of sums; a unit is `per_unit` inputs.
 template <typename Multiply>
 double RunTiles(int per_unit, int64_t iterations, const Multiply& multiply) {
@@ -97,6 +102,7 @@ double RunBf16Tiles(int64_t iterations) {
 }
 
 double RunInt8Products(std::string_view isa, int64_t iterations) {
+  if (isa == "avx2vnni") return 4 * RunInt8Dot256(iterations);
   if (isa == "avx2") return 2 * RunInt16Pairs256(iterations);
   if (isa == "avx512") return 2 * RunInt16Pairs512(iterations);
   return 4 * RunInt8Dot512(iterations);
@@ -104,7 +110,7 @@ double RunInt8Products(std::string_view isa, int64_t iterations) {
 
 double RunMultiplyAdds(std::string_view isa, int64_t iterations) {
   if (isa == "generic") return RunMulAdd128(iterations);
-  return isa == "avx2" ? RunFma256(iterations) : RunFma512(iterations);
+  return isa.starts_with("avx2") ? RunFma256(iterations) : RunFma512(iterations);
 }
 
 double RunVdpbf16ps(int64_t iterations) { return 2 * RunBf16Dot512(iterations); }
