@@ -43,7 +43,8 @@ struct BackendOptions {
   // the tensor cores, or "fma", those of the cpu's class.
   std::string isa = "auto";
   int num_threads = 1;  // Not of the reference: 1 to 1,024, the calling thread included.
-  int niceness = 0;     // The others' (nice(2)), above the calling thread's.
+  // With one, all threads are others than the calling one, and so many levels (nice(2)) above it.
+  int niceness = 0;
 };
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this

@@ -18,7 +18,7 @@ namespace tandem {
 struct CpuBackendOptions {
   std::string isa = "auto";  // "auto", or a name of KnownIsas()
   int num_threads = 1;       // 1 to 1,024, the calling thread included
-  int niceness = 0;          // The others' (nice(2)), above the calling thread's.
+  int niceness = 0;          // As of ThreadPool.
   // How "avx512bf16" multiplies, for tests and benchmarks; absent: as this machine is best at
   // (PickedBf16Method, PickedInt8Method). Other instruction sets pass over them.
   std::optional<Bf16Method> bf16_method;

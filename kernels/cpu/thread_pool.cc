@@ -2,13 +2,13 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <string>
 
 #include "kernels/support/float_environment.h"
 #include "runtime/base/check.h"
-#include "runtime/base/niceness.h"
 
 namespace tandem {
 namespace {
@@ -46,16 +46,18 @@ class Waiter {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, int niceness) {
+ThreadPool::ThreadPool(int num_threads, int niceness)
+    : num_threads_(num_threads), caller_computes_(niceness == 0) {
   TANDEM_CHECK(num_threads >= 1) << num_threads;
-  threads_.reserve(num_threads - 1);
-  for (int thread = 1; thread < num_threads; ++thread) {
+  threads_.reserve(num_threads);
+  for (int thread = caller_computes_ ? 1 : 0; thread < num_threads; ++thread) {
     threads_.emplace_back([this, thread, niceness] {
-      BeNicer(niceness);
+      // The thread's own on Linux.
+      setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + niceness);
       ThreadMain(thread);
     });
     pthread_setname_np(threads_.back().native_handle(),
-                       ("kernel-" + std::to_string(thread)).c_str());
+                       ("kernel-" + std::to_string(threads_.size())).c_str());
   }
 }
 
@@ -81,7 +83,7 @@ void ThreadPool::Run(int64_t num_items, Function function, const void* context) 
     MutexLock lock(&mu_);
     wake_.SignalAll();
   }
-  RunItems(0);
+  if (caller_computes_) RunItems(0);
   WaitUntilFinished(num_items);
 }
 

@@ -20,18 +20,19 @@ namespace tandem {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the caller: num_threads − 1 are started, named "kernel-1", …, so many
-  // levels nicer (nice(2)) than the calling thread.
+  // `num_threads` counts the caller, and num_threads − 1 are started. With a niceness, so many
+  // levels (nice(2)) above the calling thread's, all are started and callers only wait: what else
+  // they do, and threads that they start, is as it was. They are named "kernel-1", ….
   explicit ThreadPool(int num_threads, int niceness = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+  int num_threads() const { return num_threads_; }
   // Threads that sleep because no work has come for a while, the caller among them that waits for
   // others to finish.
   int num_sleeping() const { return num_parked_.load() + (caller_sleeps_.load() ? 1 : 0); }
-  // Items that the calling thread has computed, ever. Any thread.
+  // Items that one of the threads has computed, ever. Any thread.
   uint64_t items_done() const { return items_done_.load(std::memory_order_relaxed); }
 
   // Calls body(item, thread) for every item in [0, num_items), thread below num_threads(), and
@@ -64,6 +65,8 @@ class ThreadPool {
   bool RunItems(int thread);
   void Park() EXCLUDES(mu_);
 
+  const int num_threads_;
+  const bool caller_computes_;
   // Operation number in the upper half, items not yet claimed in the lower.
   std::atomic<uint64_t> cursor_{0};
   // The current operation's: written before cursor_, read only by holders of an item of it.
@@ -71,7 +74,7 @@ class ThreadPool {
   const void* context_ = nullptr;
   int64_t num_items_ = 0;
   alignas(64) std::atomic<int64_t> finished_{0};
-  alignas(64) std::atomic<uint64_t> items_done_{0};  // Written by the calling thread.
+  alignas(64) std::atomic<uint64_t> items_done_{0};  // Written by thread 0.
 
   alignas(64) std::atomic<int> num_parked_{0};
   std::atomic<bool> stopping_{false};

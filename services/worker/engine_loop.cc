@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "runtime/base/niceness.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/attempt_name.h"
 
@@ -72,7 +71,6 @@ void EngineLoop::Stop() {
 
 void EngineLoop::Run() {
   pthread_setname_np(pthread_self(), "engine");
-  BeNicer(parts_.niceness);
   while (!stopping_) {
     StampProgress();
     busy_ = true;

@@ -34,7 +34,6 @@ struct EngineLoopParts {
   PrefillPeers* prefills = nullptr;
   WatchHub* watches = nullptr;
   WorkerMetrics* metrics = nullptr;
-  int niceness = 0;  // The thread's (nice(2)), above that of who starts it.
 };
 
 class EngineLoop final : private RouterLinks, private PeerOutbox {

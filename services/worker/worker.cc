@@ -225,8 +225,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                                              .decodes = decodes_.get(),
                                                              .prefills = prefills_.get(),
                                                              .watches = watches_.get(),
-                                                             .metrics = metrics_.get(),
-                                                             .niceness = config.engine_niceness}));
+                                                             .metrics = metrics_.get()}));
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));

@@ -36,9 +36,8 @@ struct WorkerConfig {
   // transport allocates, as its peers may map it.
   DevicePtr<std::byte> device_pool;
   double liveness_scale = 1;
-  int engine_niceness = 0;  // The engine thread's (nice(2)), above the process's.
-  FleetSecret secret;       // Proven by every internal call and KV link.
-  FleetTlsFlags tls;        // For all that is said over gRPC, and for `admin`.
+  FleetSecret secret;  // Proven by every internal call and KV link.
+  FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
   std::function<void()> on_drain;

@@ -84,18 +84,25 @@ TEST(ThreadPoolTest, TheCallerSleepsWhileOthersFinish) {
   }
 }
 
-TEST(ThreadPoolTest, ThreadsMayBeNicerThanTheCaller) {
+TEST(ThreadPoolTest, ThreadsMayBeNicerThanTheCallerWhichOnlyWaits) {
   const int before = getpriority(PRIO_PROCESS, 0);
-  ThreadPool pool(2, /*niceness=*/3);
-  std::atomic<int> begun{0};
-  std::atomic<int> other{0};
-  pool.ParallelFor(2, [&](int64_t, int thread) {
-    ++begun;
-    while (begun < 2) std::this_thread::yield();
-    if (thread == 1) other = getpriority(PRIO_PROCESS, 0);
-  });
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads, /*niceness=*/3);
+    EXPECT_EQ(pool.num_threads(), threads);
+    std::atomic<int> begun{0};
+    std::vector<std::atomic<int>> niceness(threads);
+    const uint64_t items = pool.items_done();
+    pool.ParallelFor(threads, [&](int64_t, int thread) {
+      ++begun;
+      while (begun < threads) std::this_thread::yield();
+      niceness[thread] = getpriority(PRIO_PROCESS, 0);
+    });
+    // A single item is not worth another thread.
+    const int expected = threads == 1 ? before : std::min(before + 3, 19);
+    for (const auto& each : niceness) EXPECT_EQ(each, expected) << threads;
+    EXPECT_EQ(pool.items_done(), items + 1);
+  }
   EXPECT_EQ(getpriority(PRIO_PROCESS, 0), before);
-  EXPECT_EQ(other, std::min(before + 3, 19));
 }
 
 TEST(ThreadPoolTest, ThreadsHaveTheKernelsFloatEnvironment) {
