@@ -21,7 +21,7 @@ RULES = sorted((ROOT / "deploy/prometheus").glob("*.yaml"))
 def flags_of(program):
     """Flags by name, with what docs/flags.md says of their values."""
     section = (ROOT / "docs/flags.md").read_text().split(f"## {program}\n", 1)[1].split("\n## ")[0]
-    return {name: kind for name, kind in re.findall(r"^  --([a-z-]+)(?: (\S+))?$", section, re.M)}
+    return {name: kind for name, kind in re.findall(r"^  --([a-z0-9-]+)(?: (\S+))?$", section, re.M)}
 
 
 def matches(selector, labels):
