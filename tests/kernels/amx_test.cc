@@ -373,7 +373,7 @@ TEST(Int8MethodTest, TilesArePickedIfTheyAreFasterAndHaveTheSameSums) {
   const GemmKernels& tiles = SoftwareTilesInt8(DType::kBF16);
   EXPECT_EQ(PickInt8Method(slow, quick), Int8Method::kTiles);
   EXPECT_EQ(PickInt8Method(slow, tiles), Int8Method::kTiles);
-  EXPECT_EQ(PickInt8Method(quick, tiles), Int8Method::kDot);
+  EXPECT_EQ(PickInt8Method(quick, slow), Int8Method::kDot);
   EXPECT_EQ(PickInt8Method(slow, wrong), Int8Method::kDot);
 }
 
