@@ -227,8 +227,9 @@ LogitRange NarrowRange(const DrawArgs& args, LogitRange range, uint64_t lost,
   for (int bucket = kNumBuckets - 1; bucket >= 0; --bucket) {
     below += sums[bucket];
     const double guess = static_cast<double>(below) * kGuessStride;
-    if (guess < static_cast<double>(lost) * (1 - kGuessError))
+    if (guess < static_cast<double>(lost) * (1 - kGuessError)) {
       range.low = buckets.HighestOf(bucket);
+    }
     if (guess > static_cast<double>(lost) * (1 + kGuessError)) {
       range.high = buckets.HighestOf(bucket);
       break;

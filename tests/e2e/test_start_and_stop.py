@@ -332,8 +332,9 @@ def niceness_of_threads(pid):
     """Above that of the process's first thread, by name."""
     nice = {}
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        stat = (task / "stat").read_text().rpartition(")")[2].split()
-        nice[task.name] = ((task / "comm").read_text().strip(), int(stat[16]))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
+            stat = (task / "stat").read_text().rpartition(")")[2].split()
+            nice[task.name] = ((task / "comm").read_text().strip(), int(stat[16]))
     first = nice[str(pid)][1]
     return [(name, level - first) for name, level in nice.values()]
 

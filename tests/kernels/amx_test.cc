@@ -82,19 +82,10 @@ class AmxTest : public testing::Test {
 
   static std::vector<std::byte> Run(TestDevice& device, const LinearSpec& spec,
                                     const std::vector<std::byte>& weights,
-                                    const std::vector<std::byte>& input, int64_t rows,
+                                    const std::vector<std::byte>& input,
                                     const float* bias = nullptr) {
-    Layer layer;
-    MakeLayer(device, spec, {{weights.data(), spec.out_features, spec.compute_dtype}}, &layer);
-    std::vector<std::byte> output(rows * spec.out_features * SizeOf(spec.output_dtype));
-    if (layer.op == nullptr) return output;
-    const absl::Status status = device.Linear({.op = layer.op.get(),
-                                               .input = input.data(),
-                                               .bias = bias,
-                                               .output = output.data(),
-                                               .num_rows = rows});
-    EXPECT_TRUE(status.ok()) << status;
-    return output;
+    return RunLinear(device, spec, {weights.data(), spec.out_features, spec.compute_dtype}, input,
+                     bias);
   }
 
   static std::unique_ptr<TestDevice> OnTable(const KernelTable& table, int num_threads = 1) {
@@ -119,28 +110,14 @@ TEST_F(AmxTest, EightBitsHaveTheBitsOfOtherPaths) {
     const std::vector<float> bias(spec.out_features, 0.37f);
     const float* const bias_or_null = random_.Chance(0.5) ? bias.data() : nullptr;
     const auto device = OnTable(tiles_, static_cast<int>(random_.Between(1, 3)));
-    ASSERT_EQ(Run(*device, spec, weights, input, rows, bias_or_null),
-              Run(*expected, spec, weights, input, rows, bias_or_null))
+    ASSERT_EQ(Run(*device, spec, weights, input, bias_or_null),
+              Run(*expected, spec, weights, input, bias_or_null))
         << Describe(spec, rows);
   }
 }
 
-// The largest sum, of either sign: its 128 times too much leaves the numbers of 32 bits.
-TEST_F(AmxTest, EightBitsDoNotOverflow) {
-  const LinearSpec spec{.in_features = 1 << 17,
-                        .out_features = 2,
-                        .weight_type = WeightType::kInt8,
-                        .compute_dtype = DType::kF32,
-                        .output_dtype = DType::kF32};
-  std::vector<float> weights(2 * spec.in_features, 127.0f);
-  std::fill_n(weights.begin(), spec.in_features, -127.0f);
-  const std::vector<float> input(spec.in_features, 127.0f);
-  const auto device = OnTable(tiles_);
-  Layer layer;
-  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device, spec, {{weights.data(), 2, DType::kF32}}, &layer));
-  const auto sum = static_cast<float>(int64_t{127} * 127 << 17);
-  EXPECT_EQ(Multiply(*device, layer, input.data(), 1), (std::vector<float>{-sum, sum}));
-}
+// Where weights are 128 too high, a sum leaves the numbers of 32 bits meanwhile.
+TEST_F(AmxTest, EightBitsDoNotOverflow) { ExpectTheLargestInt8Sums(*OnTable(tiles_)); }
 
 float Number(const std::vector<std::byte>& numbers, int64_t index) {
   return At(DType::kBF16, numbers, index);
@@ -225,7 +202,7 @@ TEST_F(AmxTest, Bf16IsTheArithmeticOfItsClass) {
     const std::vector<float> bias(spec.out_features, 0.37f);
     const float* const bias_or_null = !hostile && random_.Chance(0.5) ? bias.data() : nullptr;
     const auto device = OnTable(tiles_, static_cast<int>(random_.Between(1, 3)));
-    const auto actual = Run(*device, spec, weights, input, rows, bias_or_null);
+    const auto actual = Run(*device, spec, weights, input, bias_or_null);
     const auto expected = ByTheBook(spec, weights, input, rows, bias_or_null);
     ASSERT_EQ(Bits(spec.output_dtype, actual), Bits(spec.output_dtype, expected))
         << Describe(spec, rows) << (hostile ? ", hostile numbers" : "");
@@ -251,13 +228,13 @@ TEST_F(AmxTest, ARowHasTheSameBitsInAnyBatch) {
   constexpr int64_t kRows = 230;  // More than a block of rows.
   const auto input = Numbers(DType::kBF16, kRows * spec.in_features, false);
   const auto device = OnTable(tiles_);
-  const auto together = Run(*device, spec, weights, input, kRows);
+  const auto together = Run(*device, spec, weights, input);
   for (const int64_t batch : {1, 2, 15, 16, 17, 31, 33, 49}) {
     const std::vector<std::byte> part(input.begin() + 70 * spec.in_features * 2,
                                       input.begin() + (70 + batch) * spec.in_features * 2);
     const std::vector<std::byte> expected(together.begin() + 70 * spec.out_features * 4,
                                           together.begin() + (70 + batch) * spec.out_features * 4);
-    EXPECT_EQ(Run(*device, spec, weights, part, batch), expected) << batch;
+    EXPECT_EQ(Run(*device, spec, weights, part), expected) << batch;
   }
 }
 
@@ -274,7 +251,7 @@ TEST_F(AmxTest, FewRowsOfEightBitsTakeNoTilesAndNoneAreLeftBehind) {
   for (const int64_t rows : {1, 15, 16, 192, 200}) {
     const auto input = Numbers(DType::kBF16, spec.in_features * rows, false);
     const int64_t before = SoftwareTiles::num_configurations();
-    EXPECT_EQ(Run(*device, spec, weights, input, rows), Run(*expected, spec, weights, input, rows));
+    EXPECT_EQ(Run(*device, spec, weights, input), Run(*expected, spec, weights, input));
     EXPECT_EQ(SoftwareTiles::num_configurations() > before, rows >= kTileRowsFrom) << rows;
     EXPECT_EQ(SoftwareTiles::num_configured(), 0);
   }
@@ -340,8 +317,8 @@ TEST_F(AmxTest, TheMachinesOwnTilesGiveTheSameBits) {
     const auto weights = Numbers(dtype, spec.in_features * spec.out_features, hostile);
     const auto input = Numbers(dtype, spec.in_features * rows, hostile);
     TestDevice& device = int8 ? *native_int8 : *native;
-    ASSERT_EQ(Bits(spec.output_dtype, Run(device, spec, weights, input, rows)),
-              Bits(spec.output_dtype, Run(*software, spec, weights, input, rows)))
+    ASSERT_EQ(Bits(spec.output_dtype, Run(device, spec, weights, input)),
+              Bits(spec.output_dtype, Run(*software, spec, weights, input)))
         << Describe(spec, rows) << (hostile ? ", hostile numbers" : "");
   }
 }

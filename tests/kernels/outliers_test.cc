@@ -65,23 +65,6 @@ class OutliersTest : public DeviceTest {
     return bytes;
   }
 
-  std::vector<std::byte> Run(TestDevice& device, const LinearSpec& spec, const WeightPart& weights,
-                             const std::vector<std::byte>& input, const float* bias = nullptr) {
-    Layer layer;
-    MakeLayer(device, spec, {weights}, &layer);
-    if (layer.op == nullptr) return {};
-    const auto rows =
-        static_cast<int64_t>(input.size() / SizeOf(spec.compute_dtype)) / spec.in_features;
-    std::vector<std::byte> output(rows * spec.out_features * SizeOf(spec.output_dtype));
-    const absl::Status status = device.Linear({.op = layer.op.get(),
-                                               .input = input.data(),
-                                               .bias = bias,
-                                               .output = output.data(),
-                                               .num_rows = rows});
-    EXPECT_TRUE(status.ok()) << status;
-    return output;
-  }
-
   // An f32 row and weights of f32, [outputs, inputs].
   std::vector<float> Products(float threshold, const std::vector<float>& weights,
                               const std::vector<float>& row) {
@@ -113,13 +96,13 @@ TEST_P(OutliersTest, MatchesReferenceBitByBitOnRandomShapes) {
     const auto input = HeavyTailed(spec.compute_dtype, rows, spec.in_features);
     const auto bias = Floats(spec.out_features);
     const float* bias_or_null = random_->Chance(0.5) ? bias.data() : nullptr;
-    const auto expected = Run(*reference_, spec, part, input, bias_or_null);
-    ASSERT_EQ(Run(*device_, spec, part, input, bias_or_null), expected)
+    const auto expected = RunLinear(*reference_, spec, part, input, bias_or_null);
+    ASSERT_EQ(RunLinear(*device_, spec, part, input, bias_or_null), expected)
         << absl::StrFormat("K %d, N %d, threshold %g, compute %s, segments %d, %d rows",
                            spec.in_features, spec.out_features, spec.outlier_threshold,
                            NameOf(spec.compute_dtype), spec.segmented, rows);
     spec.outlier_threshold = 0;
-    with_outliers += Run(*reference_, spec, part, input, bias_or_null) != expected;
+    with_outliers += RunLinear(*reference_, spec, part, input, bias_or_null) != expected;
   }
   EXPECT_GT(with_outliers, 60);
 }
@@ -132,7 +115,7 @@ TEST_P(OutliersTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
     const auto weights = Floats(spec.out_features * spec.in_features, 0.1f);
     const std::vector<WeightPart> parts = {{weights.data(), spec.out_features, DType::kF32}};
     const auto input = HeavyTailed(DType::kBF16, kRows, spec.in_features);
-    const auto together = Run(*device_, spec, parts[0], input);
+    const auto together = RunLinear(*device_, spec, parts[0], input);
     for (const int threads : {1, 2, 3}) {
       const auto device = MakeDevice(GetParam(), threads);
       Layer layer;
@@ -158,9 +141,9 @@ TEST_P(OutliersTest, RowsWithoutHaveTheBitsOfALayerThatLooksForNone) {
       const auto weights = Floats(spec.out_features * spec.in_features, 0.1f);
       const WeightPart part{weights.data(), spec.out_features, DType::kF32};
       const auto input = HeavyTailed(dtype, 40, spec.in_features);
-      const auto with = Run(*device_, spec, part, input);
+      const auto with = RunLinear(*device_, spec, part, input);
       spec.outlier_threshold = 0;
-      const auto without = Run(*device_, spec, part, input);
+      const auto without = RunLinear(*device_, spec, part, input);
       const int64_t row_bytes = spec.out_features * 4;
       int differ = 0;
       for (int64_t r = 0; r < 40; ++r) {
@@ -230,8 +213,8 @@ TEST_P(OutliersTest, HostileNumbersHaveTheReferencesBitsAndStayVisible) {
         }
         const WeightPart part{weights.data(), spec.out_features, DType::kF32};
         const auto input = In(dtype, numbers);
-        const auto expected = Run(*reference_, spec, part, input);
-        const auto actual = Run(*device_, spec, part, input);
+        const auto expected = RunLinear(*reference_, spec, part, input);
+        const auto actual = RunLinear(*device_, spec, part, input);
         ASSERT_EQ(actual.size(), expected.size());
         for (int64_t i = 0; i < kRows * spec.out_features; ++i) {
           const float a = At(DType::kF32, actual, i), e = At(DType::kF32, expected, i);

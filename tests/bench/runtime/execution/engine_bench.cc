@@ -1,11 +1,12 @@
 // A model's forward pass beside the machine's limits: the half of tools/dev/bench_engine that runs
 // our kernels.
 //
-//   engine_bench FOLDER WEIGHTS KV ISA THREADS
+//   engine_bench FOLDER WEIGHTS KV ISA THREADS NICENESS
 //
 // WEIGHTS is f32, bf16, or int8 or int4: bf16 with weights of 8 or 4 bits. KV is "auto" or what KV
-// is kept in. Loads the checkpoint's shape with dummy weights and prints one JSON line: what it
-// runs on, and the names of its limits. Then answers each line of standard input with one:
+// is kept in, NICENESS that of threads that compute (kernels/create_backend.h). Loads the
+// checkpoint's shape with dummy weights and prints one JSON line: what it runs on, and the names of
+// its limits. Then answers each line of standard input with one:
 //
 //   NAME          the seconds that the row takes
 //   about NAME    JSON: its tokens, operations and bytes
@@ -105,8 +106,8 @@ std::string ToJson(const std::map<std::string, double>& values) {
 class Bench {
  public:
   Bench(const std::string& folder, const std::string& weights, const std::string& kv,
-        const std::string& isa, int threads)
-      : backend_(Must(CreateBackend({.isa = isa, .num_threads = threads})),
+        const std::string& isa, int threads, int niceness)
+      : backend_(Must(CreateBackend({.isa = isa, .num_threads = threads, .niceness = niceness})),
                  [this](const LinearSpec& spec) { return NameProjection(model_->config(), spec); }),
         model_(Must(Model::Load({.folder = folder,
                                  .load_format = LoadFormat::kDummy,
@@ -189,10 +190,8 @@ class Bench {
     if (what == "prefill") return MakePrefill(size);
     if (what == "decode") return MakeDecode({.sequences = size});
     if (what == "gemm") return MakeGemm(size);
-    if (what == "greedy") return MakeSampling(size, [](int32_t) { return true; });
-    if (what == "topp") return MakeSampling(size, [](int32_t) { return false; });
     TANDEM_CHECK(what == "sampling") << "no row " << name;
-    return MakeSampling(size, [](int32_t row) { return row % 2 == 0; });
+    return MakeSampling(size);
   }
 
   bool has_weights_of(WeightType type) const { return model_->types().weights == type; }
@@ -333,8 +332,7 @@ class Bench {
             }};
   }
 
-  Row MakeSampling(int32_t rows, const std::function<bool(int32_t row)>& is_greedy) {
-    queries_.clear();
+  Row MakeSampling(int32_t rows) {
     std::mt19937_64 random(5);
     std::normal_distribution<float> normal(0.0f, 2.5f);
     std::vector<float> logits(static_cast<size_t>(rows * kSampledVocabulary));
@@ -343,7 +341,7 @@ class Bench {
     logits_ = Must(backend_.Allocate(bytes));
     Must(backend_.Upload(logits_.data(), logits.data(), bytes));
     for (int32_t row = 0; row < rows; ++row) {
-      const bool greedy = is_greedy(row);
+      const bool greedy = row % 2 == 0;
       queries_.push_back({.row = row,
                           .temperature = greedy ? 0.0f : 1.0f,
                           .top_p = greedy ? 1.0f : 0.95f,
@@ -409,10 +407,10 @@ class Bench {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    std::fprintf(stderr, "usage: engine_bench FOLDER WEIGHTS KV ISA THREADS\n");
+  if (argc != 7) {
+    std::fprintf(stderr, "usage: engine_bench FOLDER WEIGHTS KV ISA THREADS NICENESS\n");
     return 2;
   }
-  tandem::Bench(argv[1], argv[2], argv[3], argv[4], std::atoi(argv[5])).Serve();
+  tandem::Bench(argv[1], argv[2], argv[3], argv[4], std::atoi(argv[5]), std::atoi(argv[6])).Serve();
   return 0;
 }
