@@ -37,6 +37,7 @@ class FrameSink {
     Landing& operator=(Landing&&) = delete;
     ~Landing() { Finish(false, 0); }  // No byte of it can be written any more.
 
+    // In a device's pool it is an address that the host does not follow.
     std::byte* data() const { return sink_->pool_.block(place_->block); }
 
     // At most once: all bytes are there, none can be written any more.

@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/device_copier.h"
 #include "runtime/base/memory_kind.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/kv_cache/kv_geometry.h"
 
 namespace tandem {
@@ -20,17 +22,30 @@ struct KvPool {
   std::byte* base = nullptr;  // Page-aligned, touched.
   KvGeometry kv;
   MemoryKind memory = MemoryKind::kHost;
+  // For a pool of a device, which the host does not address: reaches its blocks. Outlives the
+  // transport.
+  DeviceCopier* copier = nullptr;
 
   std::byte* block(int32_t index) const { return base + int64_t{index} * kv.block_bytes; }
 };
 
-// For a transport whose blocks go through the host: InvalidArgument if there are none,
-// FailedPrecondition if the host cannot reach them.
-inline absl::Status CheckHostPool(std::string_view transport, const KvPool& pool) {
+// InvalidArgument if there are no blocks, or no way to those of a device.
+inline absl::Status CheckPool(const KvPool& pool) {
   if (pool.kv.block_bytes < 1 || pool.kv.num_blocks < 1) {
     return absl::InvalidArgumentError(absl::StrFormat("a KV pool of %d blocks of %d bytes",
                                                       pool.kv.num_blocks, pool.kv.block_bytes));
   }
+  if (pool.memory != MemoryKind::kHost && (pool.base == nullptr || pool.copier == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "a KV pool of %d bytes of a device's that nobody copies", pool.kv.pool_bytes()));
+  }
+  return absl::OkStatus();
+}
+
+// CheckPool, for a transport that reads and writes blocks where they lie: FailedPrecondition if the
+// host cannot.
+inline absl::Status CheckHostPool(std::string_view transport, const KvPool& pool) {
+  TANDEM_RETURN_IF_ERROR(CheckPool(pool));
   if (pool.memory != MemoryKind::kHost) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "the %s transport moves host memory, and the KV pool of %d bytes is a device's", transport,

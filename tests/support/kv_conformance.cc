@@ -53,8 +53,8 @@ TEST_P(KvTransportTest, ThousandBlocksArriveWholeInAnyOrder) {
   EXPECT_EQ(ordinals.size(), kBlocks);
   for (const auto& [id, ok] : from->recorder.sent()) EXPECT_TRUE(ok) << id;
   for (int32_t i = 0; i < kBlocks; ++i) {
-    ASSERT_EQ(std::memcmp(from->transport->pool().block(i), to->transport->pool().block(places[i]),
-                          kBlockBytes),
+    ASSERT_EQ(std::memcmp(HostBlock(from->transport->pool(), i),
+                          HostBlock(to->transport->pool(), places[i]), kBlockBytes),
               0)
         << "block " << i;
   }
@@ -88,7 +88,7 @@ TEST_P(KvTransportTest, FrameOfAStaleGenerationIsDroppedAndCompletes) {
   ASSERT_EQ(to->recorder.received().size(), 1u);
   EXPECT_EQ(to->recorder.received()[0].ordinal, 2);
   const std::vector<std::byte> untouched(kBlockBytes);
-  EXPECT_EQ(std::memcmp(to->transport->pool().block(1), untouched.data(), kBlockBytes), 0);
+  EXPECT_EQ(std::memcmp(HostBlock(to->transport->pool(), 1), untouched.data(), kBlockBytes), 0);
 }
 
 TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
@@ -98,11 +98,11 @@ TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 2));
   Link link = Connect(from.get(), to.get());
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
-  from->transport->pool().block(0)[12'345] ^= std::byte{4};
+  HostBlock(from->transport->pool(), 0)[12'345] ^= std::byte{4};
   link.outbound->Send(header, 0, 1);
   ASSERT_TRUE(to->recorder.WaitForReceived(1));
   EXPECT_EQ(to->recorder.received()[0].outcome, FrameOutcome::kCorrupt);
-  from->transport->pool().block(0)[12'345] ^= std::byte{4};
+  HostBlock(from->transport->pool(), 0)[12'345] ^= std::byte{4};
   link.outbound->Send(header, 0, 2);
   ASSERT_TRUE(to->recorder.WaitForReceived(2));
   EXPECT_EQ(to->recorder.received()[1].outcome, FrameOutcome::kVerified);

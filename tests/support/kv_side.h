@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -16,8 +17,10 @@
 #include <vector>
 
 #include "runtime/base/crc32c.h"
+#include "runtime/base/device_copier.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/random.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/transport/kv_transport.h"
 
 namespace tandem {
@@ -25,6 +28,40 @@ namespace tandem {
 inline constexpr int64_t kBlockBytes = 64 << 10;
 inline constexpr auto kPatience = std::chrono::seconds(30);
 inline constexpr JobId kJob = 3;
+
+// A device whose addresses are the host's with a bit flipped: who follows one faults.
+class FarMemory final : public DeviceCopier {
+ public:
+  static std::byte* Across(const void* address) {
+    return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(address) ^
+                                        (uintptr_t{1} << 62));
+  }
+  absl::Status Download(void* to, const void* device, size_t size_bytes) override {
+    TANDEM_RETURN_IF_ERROR(Count());
+    std::memcpy(to, Across(device), size_bytes);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) override {
+    TANDEM_RETURN_IF_ERROR(Count());
+    std::memcpy(Across(device), from, size_bytes);
+    return Crc32c(Across(device), size_bytes);
+  }
+
+  std::atomic<bool> broken = false;
+  std::atomic<int64_t> copies = 0;
+
+ private:
+  absl::Status Count() {
+    ++copies;
+    return broken ? absl::InternalError("the device has failed") : absl::OkStatus();
+  }
+};
+
+// Where the host has a block of a pool, a far one too.
+inline std::byte* HostBlock(const KvPool& pool, int32_t block) {
+  return pool.memory == MemoryKind::kHost ? pool.block(block)
+                                          : FarMemory::Across(pool.block(block));
+}
 
 // Collects what a transport reports; waits for it.
 class Recorder final : public KvTransport::Listener {
@@ -129,6 +166,7 @@ struct Side {
   }
 
   std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, &std::free};
+  FarMemory far_memory;
   Recorder recorder;
   KvReceiver receiver{kBlockBytes};
   std::unique_ptr<KvTransport> transport;
@@ -154,7 +192,7 @@ inline Link Connect(Side* from, Side* to) {
 
 inline void FillPool(const KvPool& pool, uint64_t seed) {
   Random random(seed);
-  auto* words = reinterpret_cast<uint64_t*>(pool.base);
+  auto* words = reinterpret_cast<uint64_t*>(HostBlock(pool, 0));
   for (int64_t i = 0; i < pool.kv.block_bytes * pool.kv.num_blocks / 8; ++i)
     words[i] = random.Next();
 }
@@ -164,8 +202,8 @@ inline FrameHeader HeaderFor(const KvPool& pool, int32_t block, Reservation rese
   FrameHeader header{.reservation = reservation,
                      .ordinal = static_cast<uint32_t>(ordinal),
                      .length_bytes = static_cast<uint32_t>(pool.kv.block_bytes)};
-  header.crc32c =
-      FrameChecksum(header, Crc32c(pool.block(block), static_cast<size_t>(pool.kv.block_bytes)));
+  header.crc32c = FrameChecksum(
+      header, Crc32c(HostBlock(pool, block), static_cast<size_t>(pool.kv.block_bytes)));
   return header;
 }
 

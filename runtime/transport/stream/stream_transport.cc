@@ -78,7 +78,9 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   bool closed() const { return closed_.load(); }
 
  private:
-  void WriteNext() REQUIRES(mu_);
+  // If one waits and may go. Closes the link if its block cannot be read.
+  void WriteNext() EXCLUDES(mu_);
+  absl::Status TryWriteNext() REQUIRES(mu_);
 
   StreamTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
@@ -93,10 +95,12 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
 // Its destruction reports the frame.
 class StreamTransport::Payload final : public FramePayload {
  public:
-  Payload(std::span<const std::byte> bytes, StreamTransport* transport,
-          std::shared_ptr<SendLink> link, uint64_t send_id, bool probe)
+  // `copy`: where the bytes lie, if not in the pool.
+  Payload(std::span<const std::byte> bytes, std::unique_ptr<std::byte[]> copy,
+          StreamTransport* transport, std::shared_ptr<SendLink> link, uint64_t send_id, bool probe)
       : FramePayload(bytes),
         transport_(transport),
+        copy_(std::move(copy)),
         link_(std::move(link)),
         send_id_(send_id),
         probe_(probe) {}
@@ -106,6 +110,7 @@ class StreamTransport::Payload final : public FramePayload {
 
  private:
   const Retained transport_;  // Goes last.
+  const std::unique_ptr<std::byte[]> copy_;
   const std::shared_ptr<SendLink> link_;
   const uint64_t send_id_;
   const bool probe_;
@@ -116,12 +121,13 @@ void StreamTransport::SendLink::Send(const FrameHeader& header, int32_t block, u
   {
     MutexLock lock(&mu_);
     closed = closed_;
-    if (!closed) {
-      waiting_.Push(header, block, send_id);
-      WriteNext();
-    }
+    if (!closed) waiting_.Push(header, block, send_id);
   }
-  if (closed) transport_->listener_->OnFrameSent(send_id, false);
+  if (closed) {
+    transport_->listener_->OnFrameSent(send_id, false);
+  } else {
+    WriteNext();
+  }
 }
 
 void StreamTransport::SendLink::Withdraw(uint64_t send_id) {
@@ -133,23 +139,43 @@ void StreamTransport::SendLink::Withdraw(uint64_t send_id) {
 }
 
 bool StreamTransport::SendLink::Join(FrameStream* stream) {
-  MutexLock lock(&mu_);
-  if (closed_ || joined_) return false;
-  joined_ = true;
-  stream_ = stream;
+  {
+    MutexLock lock(&mu_);
+    if (closed_ || joined_) return false;
+    joined_ = true;
+    stream_ = stream;
+  }
   WriteNext();
   return true;
 }
 
 void StreamTransport::SendLink::WriteNext() {
-  if (stream_ == nullptr || writing_ || closed_ || waiting_.empty()) return;
+  absl::Status status;
+  {
+    MutexLock lock(&mu_);
+    status = TryWriteNext();
+  }
+  if (!status.ok()) Close(status);
+}
+
+absl::Status StreamTransport::SendLink::TryWriteNext() {
+  if (stream_ == nullptr || writing_ || closed_ || waiting_.empty()) return absl::OkStatus();
+  const KvPool& pool = transport_->pool_;
+  const auto size_bytes = static_cast<size_t>(pool.kv.block_bytes);
+  const bool probe = waiting_.front().probe();
+  const std::byte* bytes = probe ? transport_->probe_.data() : pool.block(waiting_.front().block);
+  std::unique_ptr<std::byte[]> copy;
+  if (!probe && pool.memory == MemoryKind::kDevice) {
+    copy = std::make_unique_for_overwrite<std::byte[]>(size_bytes);
+    TANDEM_RETURN_IF_ERROR(pool.copier->Download(copy.get(), bytes, size_bytes));
+    bytes = copy.get();
+  }
   const FrameQueue::Frame next = waiting_.Pop();
   writing_ = true;
-  const KvPool& pool = transport_->pool_;
-  const std::byte* bytes = next.probe() ? transport_->probe_.data() : pool.block(next.block);
-  stream_->Write(next.header, std::make_unique<Payload>(
-                                  std::span(bytes, static_cast<size_t>(pool.kv.block_bytes)),
-                                  transport_, shared_from_this(), next.send_id, next.probe()));
+  stream_->Write(next.header,
+                 std::make_unique<Payload>(std::span(bytes, size_bytes), std::move(copy),
+                                           transport_, shared_from_this(), next.send_id, probe));
+  return absl::OkStatus();
 }
 
 void StreamTransport::SendLink::OnWritten(bool ok) {
@@ -157,8 +183,10 @@ void StreamTransport::SendLink::OnWritten(bool ok) {
     Close(absl::UnavailableError("the KV stream broke"));
     return;
   }
-  MutexLock lock(&mu_);
-  writing_ = false;
+  {
+    MutexLock lock(&mu_);
+    writing_ = false;
+  }
   WriteNext();
 }
 
@@ -277,13 +305,23 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
       CopyAndSum(payload, scratch_.data());
       probe_.Count(header);
     } else if (std::optional<FrameSink::Landing> landing = transport_->sink_.Begin(header)) {
-      landing->Complete(CopyAndSum(payload, landing->data()));
+      TANDEM_ASSIGN_OR_RETURN(const uint32_t crc32c, Land(payload, landing->data()));
+      landing->Complete(crc32c);
     }
     return absl::OkStatus();
   }
   void OnEnded(const absl::Status& why) override { on_lost_->Call(why); }
 
  private:
+  // Into a block. The checksum of what lies there.
+  absl::StatusOr<uint32_t> Land(std::span<const std::string_view> payload, std::byte* block)
+      REQUIRES(mu_) {
+    const KvPool& pool = transport_->pool_;
+    if (pool.memory == MemoryKind::kHost) return CopyAndSum(payload, block);
+    CopyAndSum(payload, scratch_.data());
+    return pool.copier->Upload(block, scratch_.data(), scratch_.size());
+  }
+
   static uint32_t CopyAndSum(std::span<const std::string_view> payload, std::byte* out) {
     uint32_t crc = 0;
     for (const std::string_view part : payload) {
@@ -295,8 +333,9 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
 
   const Retained transport_;  // Goes last.
   const std::shared_ptr<LostCallbackOnce> on_lost_;
-  std::vector<std::byte> scratch_;  // Where probes land.
   Mutex mu_;
+  // Where probes land, and what is on its way to a device.
+  std::vector<std::byte> scratch_ GUARDED_BY(mu_);
   LinkProbe probe_ GUARDED_BY(mu_);
   bool closed_ GUARDED_BY(mu_) = false;
 };
@@ -341,7 +380,7 @@ class StreamTransport::Inbound final : public KvInbound {
 absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
     const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
     Listener* listener) {
-  TANDEM_RETURN_IF_ERROR(CheckHostPool(carrier->name(), pool));
+  TANDEM_RETURN_IF_ERROR(CheckPool(pool));
   const bool owned = pool.base == nullptr;
   KvPool registered = pool;
   if (owned) {

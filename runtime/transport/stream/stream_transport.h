@@ -4,6 +4,8 @@
 // names the link by a token that it drew; frames come down the stream. A stream reads a block where
 // it lies in the pool; that it destroys the payload is the proof that it has been read. One frame
 // of a link is inside the carrier at a time.
+//
+// Blocks of a device's pool go through memory of the host: a link copies each when its turn comes.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
 #define TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
@@ -23,7 +25,7 @@ namespace tandem {
 
 class StreamTransport final : public KvTransport, private FrameServer {
  public:
-  // `receiver` and `listener` outlive the transport. Errors of CheckHostPool; ResourceExhausted if
+  // `receiver` and `listener` outlive the transport. Errors of CheckPool; ResourceExhausted if
   // there is no memory for the pool.
   static absl::StatusOr<std::unique_ptr<StreamTransport>> Create(
       const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,

@@ -16,15 +16,22 @@
 namespace tandem {
 namespace {
 
+enum class PoolOwner : uint8_t { kTransport, kCaller, kDevice };
+
 class LocalSide final : public Side {
  public:
-  LocalSide(int32_t num_blocks, bool registered) {
+  LocalSide(int32_t num_blocks, PoolOwner owner) {
     static std::atomic<int> next{0};
     target = "local:" + std::to_string(next++);
     auto carrier = std::make_unique<LocalCarrier>(target);
     carrier_ = carrier.get();
     KvPool pool = {.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}};
-    if (registered) pool.base = AllocatePool(num_blocks);
+    if (owner != PoolOwner::kTransport) pool.base = AllocatePool(num_blocks);
+    if (owner == PoolOwner::kDevice) {
+      pool.base = FarMemory::Across(pool.base);
+      pool.memory = MemoryKind::kDevice;
+      pool.copier = &far_memory;
+    }
     auto made = StreamTransport::Create(pool, std::move(carrier), &receiver, &recorder);
     if (!made.ok()) ADD_FAILURE() << made.status();
     transport = *std::move(made);
@@ -45,13 +52,19 @@ std::vector<KvKind> KvKinds() {
            .path = "local",
            .crosses_processes = false,
            .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
-             return std::make_unique<LocalSide>(num_blocks, false);
+             return std::make_unique<LocalSide>(num_blocks, PoolOwner::kTransport);
            }},
           {.name = "local_registered",
            .path = "local",
            .crosses_processes = false,
            .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
-             return std::make_unique<LocalSide>(num_blocks, true);
+             return std::make_unique<LocalSide>(num_blocks, PoolOwner::kCaller);
+           }},
+          {.name = "local_device",
+           .path = "local",
+           .crosses_processes = false,
+           .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+             return std::make_unique<LocalSide>(num_blocks, PoolOwner::kDevice);
            }}};
 }
 
@@ -207,11 +220,95 @@ TEST_F(StreamTransportTest, AReceiverThatLeavesBeforeItNamesItsLinkEndsIt) {
   EXPECT_TRUE(stream_.headers.empty());
 }
 
-TEST_F(StreamTransportTest, PoolOfADeviceIsRefused) {
-  const auto made = StreamTransport::Create(
-      {.kv = {.num_blocks = 8, .block_bytes = kBlockBytes}, .memory = MemoryKind::kDevice},
-      std::make_unique<HandCarrier>(), &side_.receiver, &side_.recorder);
-  EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition);
+TEST_F(StreamTransportTest, APoolOfADeviceThatNobodyCopiesIsRefused) {
+  KvPool pool = {.base = FarMemory::Across(side_.AllocatePool(8)),
+                 .kv = {.num_blocks = 8, .block_bytes = kBlockBytes},
+                 .memory = MemoryKind::kDevice};
+  const auto create = [&] {
+    return StreamTransport::Create(pool, std::make_unique<HandCarrier>(), &side_.receiver,
+                                   &side_.recorder)
+        .status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(create()));
+  pool.copier = &side_.far_memory;
+  EXPECT_TRUE(create().ok());
+  pool.base = nullptr;
+  EXPECT_TRUE(absl::IsInvalidArgument(create()));
+}
+
+class DevicePoolTest : public StreamTransportTest {
+ protected:
+  DevicePoolTest() {
+    outbound_.reset();
+    auto carrier = std::make_unique<HandCarrier>();
+    carrier_ = carrier.get();
+    side_.transport =
+        *StreamTransport::Create({.base = FarMemory::Across(side_.AllocatePool(8)),
+                                  .kv = {.num_blocks = 8, .block_bytes = kBlockBytes},
+                                  .memory = MemoryKind::kDevice,
+                                  .copier = &side_.far_memory},
+                                 std::move(carrier), &side_.receiver, &side_.recorder);
+    server_ = carrier_->server;
+    outbound_ = *side_.transport->OpenOutbound(token_, side_.OnLost());
+    FillPool(side_.transport->pool(), 3);
+  }
+};
+
+// A link that waits holds no memory of the host, however much it has to send.
+TEST_F(DevicePoolTest, ABlockIsCopiedWhenItsTurnComes) {
+  const auto source = server_->Accept(&stream_);
+  ASSERT_TRUE(source->Begin(token_).ok());
+  PassProbes(source.get());
+  EXPECT_EQ(side_.far_memory.copies, 0) << "probes are the host's";
+  Send(3, 30);
+  Send(5, 50);
+  EXPECT_EQ(side_.far_memory.copies, 1);
+  const KvPool& pool = side_.transport->pool();
+  EXPECT_EQ(std::memcmp(stream_.payloads.back()->bytes().data(), HostBlock(pool, 3), kBlockBytes),
+            0);
+  outbound_->Withdraw(50);
+  source->OnWritten(true);
+  EXPECT_EQ(side_.far_memory.copies, 1);
+  stream_.payloads.clear();
+  EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, true), std::pair(50, false)));
+  outbound_.reset();
+}
+
+TEST_F(DevicePoolTest, ADeviceThatFailsLosesTheLinkAndAllThatWaits) {
+  const auto source = server_->Accept(&stream_);
+  ASSERT_TRUE(source->Begin(token_).ok());
+  PassProbes(source.get());
+  const size_t probes = stream_.headers.size();
+  Send(3, 30);
+  Send(5, 50);
+  side_.far_memory.broken = true;
+  source->OnWritten(true);
+  EXPECT_EQ(stream_.headers.size(), probes + 1);
+  EXPECT_THAT(stream_.ends, ElementsAre(absl::InternalError("the device has failed")));
+  EXPECT_THAT(side_.recorder.lost(), ElementsAre(absl::InternalError("the device has failed")));
+  EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(50, false)));
+  stream_.payloads.clear();
+  outbound_.reset();
+}
+
+TEST_F(DevicePoolTest, WhatADeviceDidNotTakeHasNotArrived) {
+  const Reservation reservation = side_.receiver.Open(kJob, 0, Range(0, 2));
+  auto inbound = *side_.transport->OpenInbound("sender", "target", side_.OnLost());
+  inbound->Attach(inbound->address());
+  const std::string bytes(kBlockBytes, 'b');
+  const auto arrive = [&](int32_t block) {
+    return carrier_->dialled->OnFrame(HeaderFor(side_.transport->pool(), block, reservation, block),
+                                      {{bytes}});
+  };
+  EXPECT_TRUE(arrive(0).ok());
+  EXPECT_EQ(std::memcmp(HostBlock(side_.transport->pool(), 0), bytes.data(), bytes.size()), 0);
+  side_.far_memory.broken = true;
+  EXPECT_TRUE(absl::IsInternal(arrive(1)));
+  ASSERT_EQ(side_.recorder.received().size(), 2u);
+  EXPECT_EQ(side_.recorder.received()[1].outcome, FrameOutcome::kFailed);
+  EXPECT_EQ(side_.receiver.num_in_flight(), 0);
+  inbound.reset();
+  carrier_->dialled.reset();
 }
 
 TEST_F(StreamTransportTest, AnAnswerForAnotherLinkLosesIt) {

@@ -47,6 +47,8 @@ TEST(UcxTransportTest, PoolThatItCannotMoveIsRefused) {
   const auto elsewhere = UcxTransport::Create({.pool = pool}, &receiver, &recorder);
   EXPECT_EQ(elsewhere.status().code(), absl::StatusCode::kFailedPrecondition);
   pool.memory = MemoryKind::kDevice;
+  FarMemory copier;
+  pool.copier = &copier;
   const auto device = UcxTransport::Create({.pool = pool, .devices = "lo", .shared_memory = false},
                                            &receiver, &recorder);
   EXPECT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);

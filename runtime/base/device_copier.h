@@ -1,0 +1,29 @@
+// Copies between a device's memory and the host's, beside what the device computes: how a transport
+// gets at a pool that no address of the host reaches (memory_kind.h).
+
+#ifndef TANDEM_RUNTIME_BASE_DEVICE_COPIER_H_
+#define TANDEM_RUNTIME_BASE_DEVICE_COPIER_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tandem {
+
+// Any thread, several at a time. Each call returns when its bytes are where they belong or, not OK,
+// when the device has failed and moves none of them any more. It waits for nothing else that the
+// device was given: what is read has been waited for before. `device` is an address of the device,
+// which the host does not follow.
+class DeviceCopier {
+ public:
+  virtual ~DeviceCopier() = default;
+  virtual absl::Status Download(void* to, const void* device, size_t size_bytes) = 0;
+  // Gives the CRC-32C of the bytes as they lie there. Address and size are multiples of 64.
+  virtual absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_BASE_DEVICE_COPIER_H_
