@@ -1,7 +1,10 @@
 #include "kernels/create_backend.h"
 
+#include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/fenced/fenced_backend.h"
@@ -10,35 +13,93 @@
 
 #if defined(TANDEM_CUDA)
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/visible_gpus.h"
+#include "runtime/base/log.h"
 #endif
 
 namespace tandem {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
-  if (options.device == "reference") return CreateReferenceBackend();
-  const bool own_pool = options.device == "fenced_pool";
-  if (options.device == "cpu" || options.device == "fenced" || own_pool) {
-    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<Backend> cpu,
-                            CreateCpuBackend({.isa = options.isa,
-                                              .num_threads = options.num_threads,
-                                              .niceness = options.niceness}));
-    if (options.device == "cpu") return cpu;
-    return CreateFencedBackend(std::move(cpu), own_pool ? MemoryKind::kDevice : MemoryKind::kHost);
+using BackendOr = absl::StatusOr<std::unique_ptr<Backend>>;
+
+// N of "cuda:N"; nothing of any other name.
+std::optional<int> NumberOfGpu(const std::string& device) {
+  constexpr char kPrefix[] = "cuda:";
+  int number = 0;
+  if (!absl::StartsWith(device, kPrefix) ||
+      !absl::SimpleAtoi(device.substr(sizeof(kPrefix) - 1), &number) || number < 0) {
+    return std::nullopt;
   }
-  if (options.device == "cuda") {
+  return number;
+}
+
+BackendOr CreateCpu(const BackendOptions& options) {
+  return CreateCpuBackend(
+      {.isa = options.isa, .num_threads = options.num_threads, .niceness = options.niceness});
+}
+
+bool IsOfGpu(const std::string& isa) { return isa == "tensor" || isa == "fma"; }
+
 #if defined(TANDEM_CUDA)
-    if (options.isa == "fma") return CreateCudaBackend(CudaProducts::kFma);
-    if (options.isa == "auto" || options.isa == "tensor") {
-      return CreateCudaBackend(CudaProducts::kTensorCores);
-    }
+
+BackendOr CreateGpu(const BackendOptions& options) {
+  if (options.isa != "auto" && !IsOfGpu(options.isa)) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "unknown instruction set \"%s\" of a GPU; known: auto, tensor, fma", options.isa));
-#else
-    return absl::FailedPreconditionError("this program was built without CUDA");
-#endif
   }
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "unknown device \"%s\"; known: cpu, cuda, reference, fenced, fenced_pool", options.device));
+  if (const std::optional<int> number = NumberOfGpu(options.device)) {
+    TANDEM_RETURN_IF_ERROR(SeeOneGpu(*number));
+  }
+  return CreateCudaBackend(options.isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores);
+}
+
+BackendOr CreateBest(const BackendOptions& options) {
+  if (IsOfGpu(options.isa)) return CreateGpu(options);
+  if (options.isa != "auto") return CreateCpu(options);
+  BackendOr gpu = CreateGpu(options);
+  if (gpu.ok()) return gpu;
+  LogWarning("the CPU computes", {{"why", std::string(gpu.status().message())}});
+  return CreateCpu(options);
+}
+
+#else
+
+BackendOr CreateGpu(const BackendOptions& options) {
+  return absl::FailedPreconditionError(
+      absl::StrFormat("device %s, instruction set %s: this program was built without CUDA",
+                      options.device, options.isa));
+}
+
+BackendOr CreateBest(const BackendOptions& options) {
+  return IsOfGpu(options.isa) ? CreateGpu(options) : CreateCpu(options);
+}
+
+#endif
+
+}  // namespace
+
+absl::Status CheckDevice(const std::string& device) {
+  if (device == "auto" || device == "cpu" || device == "cuda" || NumberOfGpu(device).has_value()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("\"%s\", want auto, cpu, cuda or cuda:N, N from 0 on", device));
+}
+
+BackendOr CreateBackend(const BackendOptions& options) {
+  if (options.device == "reference") return CreateReferenceBackend();
+  if (options.device == "cpu") return CreateCpu(options);
+  if (options.device == "fenced" || options.device == "fenced_pool") {
+    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<Backend> cpu, CreateCpu(options));
+    return CreateFencedBackend(
+        std::move(cpu), options.device == "fenced" ? MemoryKind::kHost : MemoryKind::kDevice);
+  }
+  if (const absl::Status known = CheckDevice(options.device); !known.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("device: %s; or, for tests, reference, fenced or fenced_pool",
+                        std::string(known.message())));
+  }
+  return options.device == "auto" ? CreateBest(options) : CreateGpu(options);
 }
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 
@@ -22,33 +23,37 @@ inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512",
                                         "avx2vnni",   "avx2",       "generic"};
 #endif
 
-// What --isa takes: "auto" (the best of kIsas that this machine has), one of kIsas, or one that is
-// a class of its own, which "auto" leaves alone.
+// What --isa takes: "auto" (the best of kIsas that this machine has; on a GPU "tensor"), one of
+// kIsas, one that is a class of its own, which "auto" leaves alone, or one of a GPU: products of
+// bf16 on the tensor cores ("tensor") or those of the cpu's class ("fma").
 inline std::vector<std::string> IsaChoices() {
   std::vector<std::string> choices = {"auto"};
   choices.insert(choices.end(), std::begin(kIsas), std::end(kIsas));
 #if !defined(__aarch64__)
   choices.emplace_back("amx");
 #endif
+  choices.insert(choices.end(), {"tensor", "fma"});
   return choices;
 }
 
 struct BackendOptions {
-  // "cpu"; "cuda", the process's first GPU (CUDA_VISIBLE_DEVICES says which that is), where this
-  // was built with CUDA; for tests "reference", plain scalar code, the specification, "fenced", the
-  // cpu as a device whose memory is elsewhere, and "fenced_pool", where that is so of its pool,
-  // too.
+  // "auto": a GPU where this was built with CUDA, there is one and `isa` is none of a cpu; else the
+  // cpu. "cpu". "cuda", the process's first GPU; "cuda:N", the N-th of those that it sees, for
+  // which this process must not have used a GPU before. For tests "reference", plain scalar code,
+  // the specification, "fenced", the cpu as a device whose memory is elsewhere, and "fenced_pool",
+  // where that is so of its pool, too.
   std::string device = "cpu";
-  // Not of the reference: of IsaChoices; of a GPU "tensor" (which "auto" is), products of bf16 on
-  // the tensor cores, or "fma", those of the cpu's class.
-  std::string isa = "auto";
-  int num_threads = 1;  // Not of the reference: 1 to 1,024, the calling thread included.
+  std::string isa = "auto";  // Not of the reference: of IsaChoices.
+  int num_threads = 1;       // The cpu has 1 to 1,024, the calling thread included.
   // With one, all threads are others than the calling one, and so many levels (nice(2)) above it.
   int niceness = 0;
 };
 
+// InvalidArgument for what names no device. Looks for none.
+absl::Status CheckDevice(const std::string& device);
+
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this
-// machine lacks the instruction set.
+// machine lacks the device or the instruction set.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace tandem

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,6 +32,7 @@
 #include "kernels/api/linear.h"
 #include "kernels/api/rows.h"
 #include "kernels/api/sampling.h"
+#include "runtime/base/device_copier.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -110,6 +112,12 @@ struct DeviceEvent {
   uint64_t ticket = 0;
 };
 
+// What a device has that has a memory of its own.
+struct DeviceMemory {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;  // Nobody holds them, now.
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -130,6 +138,12 @@ class Backend {
   // Where its pool is to lie: in memory that the host has, too, such as a transport's, or in what
   // AllocatePool allocates, which a transport is then given.
   virtual MemoryKind pool_kind() const = 0;
+  // For a pool of kind kDevice; whoever has it goes first. FailedPrecondition for another.
+  virtual absl::StatusOr<std::unique_ptr<DeviceCopier>> CreateCopier() {
+    return absl::FailedPreconditionError("the KV pool is the host's");
+  }
+  // The memory that weights, pool and what is computed with lie in. Nothing: the host's.
+  virtual absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const { return std::nullopt; }
   // `bytes` (64-byte aligned) as operations read them: themselves where that is possible, and then
   // they outlive the result; else a copy, made through a bounded staging ring and complete when
   // this returns.
@@ -150,6 +164,13 @@ class Backend {
   // out of range (kv_pool.h); FailedPrecondition if no kernel has these two types together.
   virtual absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
                                                        DType compute_dtype) const = 0;
+
+  // Whether heads of so many numbers have an attention of their own, whose bits those of other
+  // heads do not show.
+  virtual bool HasOwnAttention(int head_dim) const {
+    static_cast<void>(head_dim);
+    return false;
+  }
 
   // InvalidArgument if a size is out of range; FailedPrecondition if no kernel has these types
   // together.

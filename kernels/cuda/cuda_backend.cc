@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_blocks.h"
+#include "kernels/cuda/cuda_copier.h"
 #include "kernels/cuda/cuda_graphs.h"
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -100,6 +101,16 @@ class CudaBackend final : public Backend {
   }
 
   MemoryKind pool_kind() const override { return MemoryKind::kDevice; }
+  absl::StatusOr<std::unique_ptr<DeviceCopier>> CreateCopier() override {
+    return CudaCopier::Create();
+  }
+  absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
+    size_t free_bytes = 0, total_bytes = 0;
+    TANDEM_RETURN_IF_ERROR(
+        CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "measuring device memory"));
+    return DeviceMemory{.total_bytes = static_cast<int64_t>(total_bytes),
+                        .free_bytes = static_cast<int64_t>(free_bytes)};
+  }
 
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
     TANDEM_ASSIGN_OR_RETURN(DeviceBuffer placed, Allocate(bytes.size()));
@@ -140,6 +151,11 @@ class CudaBackend final : public Backend {
           shape.head_dim, NameOf(shape.type), needed, isa_, limits_.max_shared_bytes));
     }
     return KvTileFormat{.id = CudaTileFormat(shape.type), .tile_bytes = CudaTileBytes(shape)};
+  }
+
+  bool HasOwnAttention(int head_dim) const override {
+    return OnTensorCores(
+        {.block_tokens = kKvSubTileTokens, .head_dim = head_dim, .type = KvType::kBF16});
   }
 
   absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {

@@ -29,8 +29,7 @@ DevicePtr<T> AcrossFence(DevicePtr<T> pointer) {
   return pointer == nullptr ? pointer : DevicePtr<T>::At(pointer.address() ^ kFenceBit);
 }
 
-// `pool_kind`: its pool lies in memory of a transport, which transports of today carry, or in its
-// own.
+// `pool_kind`: its pool lies in memory of a transport, or in its own.
 std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner, MemoryKind pool_kind);
 
 // When a fenced backend is asked to allocate or enqueue from now on, it refuses the `call`-th, 1

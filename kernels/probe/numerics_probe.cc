@@ -538,7 +538,8 @@ absl::StatusOr<std::vector<ProbedOperation>> ProbeOperations(Backend& backend,
 
 absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions& options) {
   // A window that begins in the segment before the last one's, in the middle of a sub-tile.
-  const ProbeShape shape{.window = options.window ? 299 : 0,
+  const ProbeShape shape{.head_dim = options.head_dim.value_or(ProbeShape().head_dim),
+                         .window = options.window ? 299 : 0,
                          .head_norms = options.head_norms,
                          .score_cap = options.score_cap ? 5.0f : 0.0f,
                          .gated_gelu = options.gated_gelu,

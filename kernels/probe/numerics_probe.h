@@ -38,6 +38,7 @@ struct ProbedOptions {
   bool int8_outliers = false;
   bool int4_weights = false;
   std::optional<KvType> kv_type = {};  // Where KV is not kept in what is computed in.
+  std::optional<int> head_dim = {};    // Where such heads have an attention of their own.
 };
 
 // A few milliseconds on a CPU. Engine thread only.

@@ -41,11 +41,31 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   }
 }
 
+TEST(CreateBackendTest, OnlyWhatNamesADeviceIsOne) {
+  for (const char* const device : {"auto", "cpu", "cuda", "cuda:0", "cuda:15"}) {
+    EXPECT_TRUE(CheckDevice(device).ok()) << device;
+  }
+  for (const char* const device : {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999999999"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckDevice(device))) << device;
+    EXPECT_TRUE(absl::IsInvalidArgument(CreateBackend({.device = device}).status())) << device;
+  }
+}
+
+TEST(CreateBackendTest, AnInstructionSetOfTheCpuAsksForTheCpu) {
+  EXPECT_EQ((*CreateBackend({.device = "auto", .isa = "generic"}))->name(), "cpu");
+}
+
 #if !defined(TANDEM_CUDA)
 TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
-  const absl::Status status = CreateBackend({.device = "cuda"}).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
+  for (const BackendOptions& options :
+       {BackendOptions{.device = "cuda"}, BackendOptions{.device = "cuda:1"},
+        BackendOptions{.device = "auto", .isa = "tensor"},
+        BackendOptions{.device = "auto", .isa = "fma"}}) {
+    const absl::Status status = CreateBackend(options).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
+  }
+  EXPECT_EQ((*CreateBackend({.device = "auto"}))->name(), "cpu");
 }
 #endif
 

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
+#include "kernels/cuda/visible_gpus.h"
 #include "kernels/probe/numerics_probe.h"
 #include "runtime/base/crc32c.h"
 #include "tests/kernels/kernel_test_support.h"
@@ -130,6 +131,71 @@ TEST_F(EmulatedKernelsTest, EachBarrierAndEachWaitIsNeeded) {
   for (const emulated::Site& site : all) {
     EXPECT_TRUE(caught.contains(site)) << site.file << ":" << site.line << " was not missed";
   }
+}
+
+TEST_F(EmulatedKernelsTest, ATransportCopiesBlocksBesideTheStepsAndKnowsWhatLiesThere) {
+  constexpr size_t kBytes = 64 * 83;
+  const auto gpu = MakeBackend("cuda");
+  const auto pool = gpu->AllocatePool(3 * kBytes, {});
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  const auto copier = gpu->CreateCopier();
+  ASSERT_TRUE(copier.ok()) << copier.status();
+  Random random(seed_);
+  std::vector<std::byte> bytes(kBytes);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random.Below(256));
+  const auto block = [&](int i) {
+    return reinterpret_cast<void*>(pool->data().address() + static_cast<size_t>(i) * kBytes);
+  };
+  // The backend's own stream has work that nobody waits for.
+  const int32_t source = 2, destination = 0;
+  ASSERT_OK(gpu->CopyBlocks({.base = pool->data(),
+                             .block_stride_bytes = kBytes,
+                             .sources = &source,
+                             .destinations = &destination,
+                             .count = 1}));
+  const auto crc32c = (*copier)->Upload(block(1), bytes.data(), kBytes);
+  ASSERT_TRUE(crc32c.ok()) << crc32c.status();
+  EXPECT_EQ(*crc32c, Crc32c(bytes.data(), kBytes));
+  std::vector<std::byte> back(kBytes);
+  ASSERT_OK((*copier)->Download(back.data(), block(1), kBytes));
+  EXPECT_EQ(back, bytes);
+  ASSERT_OK(gpu->Synchronize());
+  for (int call = 1; call <= 3; ++call) {
+    emulated::FailCall(call, cudaErrorUnknown);
+    EXPECT_TRUE(absl::IsInternal((*copier)->Upload(block(1), bytes.data(), kBytes).status()))
+        << call;
+  }
+  emulated::FailCall(1, cudaErrorUnknown);
+  EXPECT_TRUE(absl::IsInternal((*copier)->Download(back.data(), block(1), kBytes)));
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
+TEST_F(EmulatedKernelsTest, MemoryIsMeasuredAndCannotBeHadTwice) {
+  const auto gpu = MakeBackend("cuda");
+  const auto before = gpu->MeasureMemory();
+  ASSERT_TRUE(before.ok() && before->has_value());
+  EXPECT_LE((*before)->free_bytes, (*before)->total_bytes);
+  constexpr int64_t kBytes = 1 << 20;
+  auto memory = gpu->Allocate(kBytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ((*gpu->MeasureMemory())->free_bytes, (*before)->free_bytes - kBytes);
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      gpu->Allocate(static_cast<size_t>((*before)->free_bytes)).status()));
+  memory = DeviceBuffer();
+  EXPECT_EQ((*gpu->MeasureMemory())->free_bytes, (*before)->free_bytes);
+}
+
+TEST(VisibleGpusTest, ANumberIsOneOfThoseThatTheProcessSees) {
+  EXPECT_EQ(*NameOfGpu(nullptr, 3), "3");
+  EXPECT_EQ(*NameOfGpu("5,GPU-8f6a,7", 0), "5");
+  EXPECT_EQ(*NameOfGpu("5,GPU-8f6a,7", 1), "GPU-8f6a");
+  const absl::Status beyond = NameOfGpu("5,GPU-8f6a,7", 3).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(beyond));
+  EXPECT_NE(beyond.ToString().find("GPU 3, counted from 0, of the 3 that "
+                                   "CUDA_VISIBLE_DEVICES=5,GPU-8f6a,7 names"),
+            std::string::npos)
+      << beyond;
+  EXPECT_TRUE(absl::IsInvalidArgument(NameOfGpu("", 0).status()));
 }
 
 TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {

@@ -14,6 +14,7 @@
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/tensor_rows.h"
+#include "kernels/probe/numerics_probe.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
 #include "tests/kernels/paged_case.h"
@@ -286,6 +287,34 @@ TEST_F(EmulatedTensorTest, SegmentsAreMergedAlikeByDecodeAndPrefill) {
 }
 
 // A ring that is filled more often than it has room, and one block that has several jobs.
+// What a numerics_id that knew heads of other sizes alone would not tell apart.
+TEST_F(EmulatedTensorTest, OnlyHeadsOfTheirOwnSizeShowTheAttentionOfTheTensorCores) {
+  const auto fma = MakeBackend("cuda");
+  const auto tensor = MakeBackend("cuda-tensor");
+  const auto attention_of = [&](Backend& backend, int head_dim) {
+    const ProbeShape shape{.rows = 1,
+                           .features = 32,
+                           .outputs = 8,
+                           .vocabulary = 64,
+                           .head_dim = head_dim,
+                           .positions = 70};
+    const auto operations = ProbeOperations(backend, shape, seed_);
+    EXPECT_TRUE(operations.ok()) << operations.status();
+    for (const ProbedOperation& operation : *operations) {
+      if (operation.name == "prefill_attention bf16") return operation.digest;
+    }
+    return Sha256Digest{};
+  };
+  for (const int head_dim : {48, 64, 80, 96, 128, 256}) {
+    const bool own = head_dim == 64 || head_dim == 96 || head_dim == 128;
+    EXPECT_EQ(tensor->HasOwnAttention(head_dim), own) << head_dim;
+    EXPECT_FALSE(fma->HasOwnAttention(head_dim)) << head_dim;
+    if (head_dim > 96) continue;
+    EXPECT_EQ(attention_of(*tensor, head_dim) != attention_of(*fma, head_dim), own) << head_dim;
+  }
+  EXPECT_NE(*ProbeNumerics(*tensor, {.head_dim = 64}), *ProbeNumerics(*tensor, {}));
+}
+
 TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
   constexpr int kOrders = 3;
   const LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false)};

@@ -64,6 +64,33 @@ TEST_F(FencedBackendTest, APoolMayLieInMemoryOfItsOwn) {
   for (const float value : Download(own)) ASSERT_TRUE(std::isnan(value));
 }
 
+TEST_F(FencedBackendTest, APoolOfItsOwnHasACopierThatWaitsForNoStep) {
+  EXPECT_TRUE(absl::IsFailedPrecondition(backend_->CreateCopier().status()));
+  const auto far = MakeBackend("fenced_pool");
+  const auto pool = far->AllocatePool(128, {});
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  const auto copier = far->CreateCopier();
+  ASSERT_TRUE(copier.ok()) << copier.status();
+  auto* const block = reinterpret_cast<void*>(pool->data().address() + 64);
+  const std::vector<float> values(16, 2.5f);
+  const auto crc32c = (*copier)->Upload(block, values.data(), 64);
+  ASSERT_TRUE(crc32c.ok()) << crc32c.status();
+  EXPECT_EQ(*crc32c, Crc32c(values.data(), 64));
+  std::vector<float> back(32);
+  const int32_t source = 1, destination = 0;
+  ASSERT_OK(far->CopyBlocks({.base = pool->data(),
+                             .block_stride_bytes = 64,
+                             .sources = &source,
+                             .destinations = &destination,
+                             .count = 1}));
+  ASSERT_OK((*copier)->Download(back.data(), OnHost(pool->data()), 128));
+  EXPECT_TRUE(std::isnan(back[0])) << "the step was not waited for";
+  EXPECT_EQ(back[16], 2.5f);
+  ASSERT_OK(far->Synchronize());
+  ASSERT_OK((*copier)->Download(back.data(), OnHost(pool->data()), 128));
+  EXPECT_EQ(back[0], 2.5f);
+}
+
 TEST_F(FencedBackendTest, AResultIsThereOnceItWasWaitedForAndNoSooner) {
   const DeviceBuffer sum = Upload({1.0f}), addend = Upload({2.0f});
   ASSERT_OK(Add(sum, addend));

@@ -50,6 +50,7 @@ const char* cudaGetErrorString(cudaError_t error);
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
 
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 cudaError_t cudaMalloc(void** data, size_t size_bytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaMallocHost(void** data, size_t size_bytes);

@@ -30,6 +30,7 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kAlignment = 256;
+constexpr size_t kDeviceBytes = size_t{8} << 30;
 
 std::atomic<int> calls_to_failure{0};
 std::atomic<cudaError_t> failure{cudaSuccess};
@@ -44,16 +45,24 @@ cudaError_t CountCall() {
 struct Mapping {
   void* base;
   size_t size_bytes;
+  size_t device_bytes;  // of the device's memory
 };
 std::mutex mappings_mutex;
+size_t used_device_bytes = 0;  // with the lock
 std::map<void*, Mapping>& Mappings() {
   static auto* const mappings = new std::map<void*, Mapping>;
   return *mappings;
 }
 
-cudaError_t Allocate(void** data, size_t size_bytes) {
+cudaError_t Allocate(void** data, size_t size_bytes, bool on_device) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   const size_t aligned = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t device_bytes = on_device ? aligned : 0;
+  {
+    const std::scoped_lock lock(mappings_mutex);
+    if (device_bytes > kDeviceBytes - used_device_bytes) return cudaErrorMemoryAllocation;
+    used_device_bytes += device_bytes;
+  }
   const size_t pages = (aligned + kPageBytes - 1) / kPageBytes * kPageBytes;
   void* const base = ::mmap(nullptr, pages + kPageBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -63,7 +72,7 @@ cudaError_t Allocate(void** data, size_t size_bytes) {
   std::memset(base, 0xFF, pages);
   *data = end - aligned;
   const std::scoped_lock lock(mappings_mutex);
-  Mappings()[*data] = {base, pages + kPageBytes};
+  Mappings()[*data] = {base, pages + kPageBytes, device_bytes};
   return cudaSuccess;
 }
 
@@ -72,6 +81,7 @@ cudaError_t Free(void* data) {
   const auto found = Mappings().find(data);
   if (found == Mappings().end()) return cudaErrorInvalidValue;
   ::munmap(found->second.base, found->second.size_bytes);
+  used_device_bytes -= found->second.device_bytes;
   Mappings().erase(found);
   return cudaSuccess;
 }
@@ -156,8 +166,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*index*/) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const std::scoped_lock lock(tandem::emulated::mappings_mutex);
+  *total_bytes = tandem::emulated::kDeviceBytes;
+  *free_bytes = tandem::emulated::kDeviceBytes - tandem::emulated::used_device_bytes;
+  return cudaSuccess;
+}
 cudaError_t cudaMalloc(void** data, size_t size_bytes) {
-  return tandem::emulated::Allocate(data, size_bytes);
+  return tandem::emulated::Allocate(data, size_bytes, /*on_device=*/true);
 }
 cudaError_t cudaFree(void* data) {
   {
@@ -169,7 +185,7 @@ cudaError_t cudaFree(void* data) {
   return tandem::emulated::Free(data);
 }
 cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
-  return tandem::emulated::Allocate(data, size_bytes);
+  return tandem::emulated::Allocate(data, size_bytes, /*on_device=*/false);
 }
 cudaError_t cudaFreeHost(void* data) { return tandem::emulated::Free(data); }
 
