@@ -78,8 +78,10 @@ ProbedOptions ProbedOptionsOf(const Model& model) {
 }
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {
-  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe,
-                          ProbeNumerics(*backend, ProbedOptionsOf(model)));
+  ProbedOptions options = ProbedOptionsOf(model);
+  const auto head_dim = static_cast<int>(model.config().head_dim);
+  if (backend->HasOwnAttention(head_dim)) options.head_dim = head_dim;
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe, ProbeNumerics(*backend, options));
   TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling(backend));
   return HexSha256(absl::StrFormat(
       "numerics_id\n%d\n%s\n%s\n%s\n%s\n", kNumericsVersion, model.Digest(), NamesOf(model.types()),

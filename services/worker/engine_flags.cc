@@ -23,6 +23,13 @@ void EngineFlags::Declare(FlagSet* flags) {
              "tokens computed in one step; 0: 512, or twice --max-num-seqs if that is more", 0,
              1 << 20);
   flags->Add("block-size", &block_size, "16|32", "tokens in a KV block", 16, 32);
+  flags->Add("device", &device, "auto|cpu|cuda[:N]",
+             "what computes; cuda: the first GPU, or the N-th, from 0, of those that the process "
+             "sees; auto: a GPU where this was built with CUDA and there is one, else the cpu");
+  flags->Add("gpu-memory-utilization", &gpu_memory_utilization, "X",
+             "part of a GPU's memory that all its workers take together, on a GPU: weights, KV and "
+             "what they compute with",
+             0.01, 1);
   flags->Add("threads", &threads, "N",
              "threads of a worker that compute; 0: one for each core of the affinity mask, at most "
              "the cgroup's quota rounded up; workers that share cores each have as many",
@@ -50,7 +57,8 @@ void EngineFlags::Declare(FlagSet* flags) {
   flags->AddChoice(
       "isa", &isa, IsaChoices(),
       "instruction set; lower it to match other machines bit for bit; amx: bf16 by the "
-      "tiles of AMX, whose bits no other has, so auto does not take it");
+      "tiles of AMX, whose bits no other has, so auto does not take it; of a GPU: tensor, by its "
+      "tensor cores, which auto is, or fma, with the bits of the cpu's");
   flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
                    "dummy: deterministic random weights from config.json alone");
   flags->Add("cache-dir", &cache_dir, "DIR",
@@ -60,6 +68,9 @@ void EngineFlags::Declare(FlagSet* flags) {
 }
 
 absl::Status EngineFlags::Check() const {
+  if (const absl::Status known = CheckDevice(device); !known.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device: ", std::string(known.message())));
+  }
   if (block_size == 16 || block_size == 32) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("--block-size: %d, want 16 or 32", block_size));
 }
@@ -73,6 +84,8 @@ std::vector<std::string> EngineFlags::Arguments() const {
       absl::StrCat("--max-num-seqs=", max_num_seqs),
       absl::StrCat("--max-batched-tokens=", max_batched_tokens),
       absl::StrCat("--block-size=", block_size),
+      "--device=" + device,
+      absl::StrFormat("--gpu-memory-utilization=%.9g", gpu_memory_utilization),
       absl::StrCat("--threads=", threads),
       "--dtype=" + dtype,
       "--weights=" + weights,

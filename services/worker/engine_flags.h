@@ -21,6 +21,8 @@ struct EngineFlags {
   int32_t max_num_seqs = 0;
   int32_t max_batched_tokens = 0;
   int32_t block_size = 16;
+  std::string device = "auto";
+  double gpu_memory_utilization = 0.9;
   int32_t threads = 0;
   std::string dtype = "auto";
   std::string weights = "auto";

@@ -131,7 +131,8 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   // From here on it is the transport's: `memory` says that no host address is meant.
   const KvPool pool = {.base = reinterpret_cast<std::byte*>(config.device_pool.address()),
                        .kv = config.engine.kv,
-                       .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice};
+                       .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice,
+                       .copier = config.device_copier};
   if (config.transport == "ucx") {
     const UcxOptions options = {.pool = pool, .devices = config.ucx_devices, .secret = secret_};
     TANDEM_ASSIGN_OR_RETURN(

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/device_ptr.h"
+#include "runtime/base/device_copier.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/engine/engine.h"
@@ -32,9 +33,10 @@ struct WorkerConfig {
   std::optional<ListenAddress> admin;
   std::string transport;    // "ucx" or "grpc".
   std::string ucx_devices;  // Empty: shared memory of this host only.
-  // A KV pool in a device's memory, which outlives the worker. Null: one of the host's, which the
-  // transport allocates, as its peers may map it.
+  // A KV pool in a device's memory, and who copies its blocks; both outlive the worker. Null: one
+  // of the host's, which the transport allocates, as its peers may map it.
   DevicePtr<std::byte> device_pool;
+  DeviceCopier* device_copier = nullptr;
   double liveness_scale = 1;
   FleetSecret secret;  // Proven by every internal call and KV link.
   FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.

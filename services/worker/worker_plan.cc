@@ -12,10 +12,17 @@
 namespace tandem {
 namespace {
 
-absl::StatusOr<std::optional<SharedMemory>> MeasureSharedMemory(const std::string& transport) {
-  if (transport != "ucx") return std::nullopt;
+absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const Backend& backend) {
+  WorkerMemory memory;
+  TANDEM_ASSIGN_OR_RETURN(memory.device, backend.MeasureMemory());
+  if (transport != "ucx") return memory;
+  if (backend.pool_kind() != MemoryKind::kHost) {
+    return absl::InvalidArgumentError(
+        "--transport: ucx moves the host's memory, and the KV pool is the device's; choose grpc");
+  }
   RemoveAbandonedPools();
-  return ShmFolder::MeasureSpace();
+  TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
+  return memory;
 }
 
 }  // namespace
@@ -42,10 +49,9 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .window = model.config.largest_window(),
       .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute),
       .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.types.compute)};
-  TANDEM_ASSIGN_OR_RETURN(const std::optional<SharedMemory> shared_memory,
-                          MeasureSharedMemory(options.transport));
+  TANDEM_ASSIGN_OR_RETURN(const WorkerMemory memory, MeasureMemory(options.transport, backend));
   TANDEM_ASSIGN_OR_RETURN(const WorkerSizes sizes,
-                          SizeWorker(options, model_sizes, machine, shared_memory));
+                          SizeWorker(options, model_sizes, machine, memory));
   return WorkerPlan{model_options, model, layout, sizes};
 }
 

@@ -20,7 +20,8 @@ struct WorkerPlan {
 };
 
 // Reads headers of the model's files, and no weights. Removes what dead workers left in /dev/shm,
-// if the pool is to live there. Errors as of Model::Plan, KvLayout::Make and SizeWorker.
+// if the pool is to live there. Errors as of Model::Plan, KvLayout::Make and SizeWorker;
+// InvalidArgument if the transport does not move the backend's memory.
 absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineLimits& machine,
                                       const Backend& backend);
 

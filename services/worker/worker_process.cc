@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "absl/strings/str_format.h"
-#include "kernels/create_backend.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
@@ -38,7 +37,8 @@ constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
 struct Process {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;
-  DeviceBuffer pool;  // Empty where the transport has it.
+  DeviceBuffer pool;                     // Empty where the transport has it.
+  std::unique_ptr<DeviceCopier> copier;  // Null where that is so.
   std::unique_ptr<Worker> worker;
 };
 
@@ -77,6 +77,7 @@ absl::StatusOr<std::string> LoadModel(const WorkerOptions& options, WorkerPlan p
   LogInfo("model loaded", {{"folder", options.model},
                            {"weights_bytes", plan.model.weights_bytes},
                            {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
+                           {"device", process->backend->name()},
                            {"isa", process->backend->isa()},
                            {"threads", threads},
                            {"numerics_id", numerics_id}});
@@ -129,7 +130,9 @@ absl::Status AllocateDevicePool(const EngineOptions& engine, Process* process,
   if (process->backend->pool_kind() != MemoryKind::kDevice) return absl::OkStatus();
   const auto pool_bytes = static_cast<size_t>(engine.kv.pool_bytes());
   TANDEM_ASSIGN_OR_RETURN(process->pool, process->backend->AllocatePool(pool_bytes, {}));
+  TANDEM_ASSIGN_OR_RETURN(process->copier, process->backend->CreateCopier());
   worker->device_pool = process->pool.data();
+  worker->device_copier = process->copier.get();
   return absl::OkStatus();
 }
 
@@ -148,17 +151,18 @@ ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) 
   };
 }
 
-absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::string& device,
+absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
+                                    const BackendFactory& create_backend,
                                     const FleetSecret& secret) {
   WarnOfTheNetwork(options, secret);
   TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
   const int32_t threads = NumThreads(options, machine);
-  TANDEM_ASSIGN_OR_RETURN(process.backend, CreateBackend({.device = device,
-                                                          .isa = options.isa,
-                                                          .num_threads = threads,
-                                                          .niceness = Niceness(options)}));
+  TANDEM_ASSIGN_OR_RETURN(process.backend, create_backend({.device = options.device,
+                                                           .isa = options.isa,
+                                                           .num_threads = threads,
+                                                           .niceness = Niceness(options)}));
   TANDEM_ASSIGN_OR_RETURN(const WorkerPlan plan, PlanWorker(options, machine, *process.backend));
   TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
                           ServedName(options.model, options.served_model_name));
@@ -208,10 +212,10 @@ void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worke
   LogInfo("drained");
 }
 
-absl::Status Serve(const WorkerOptions& options, const std::string& device,
+absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_backend,
                    const FleetSecret& secret, StopSignal* stop) {
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
-  absl::StatusOr<Process> process = StartWorker(options, device, secret);
+  absl::StatusOr<Process> process = StartWorker(options, create_backend, secret);
   stop->Serving();
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
@@ -221,20 +225,22 @@ absl::Status Serve(const WorkerOptions& options, const std::string& device,
 
 }  // namespace
 
-int RunWorkerProcess(const std::vector<std::string>& arguments, const std::string& device) {
+int RunWorkerProcess(const std::vector<std::string>& arguments,
+                     const BackendFactory& create_backend) {
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
   FleetSecret secret;
   return RunProgram(
-      arguments, {.name = "tandem-worker",
-                  .flags = &flags,
-                  .check = [&]() -> absl::Status {
-                    TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
-                    TANDEM_ASSIGN_OR_RETURN(secret, options.fleet.Open());
-                    return absl::OkStatus();
-                  },
-                  .log_name = [&] { return options.name; },
-                  .run = [&](StopSignal* stop) { return Serve(options, device, secret, stop); }});
+      arguments,
+      {.name = "tandem-worker",
+       .flags = &flags,
+       .check = [&]() -> absl::Status {
+         TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+         TANDEM_ASSIGN_OR_RETURN(secret, options.fleet.Open());
+         return absl::OkStatus();
+       },
+       .log_name = [&] { return options.name; },
+       .run = [&](StopSignal* stop) { return Serve(options, create_backend, secret, stop); }});
 }
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 #include "services/worker/worker_sizes.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -19,6 +20,8 @@ constexpr double kKvShareOfFreeMemory = 0.5;
 // A default pool holds this many sequences at their longest, and no more: every page of it is
 // touched at start.
 constexpr int64_t kDefaultFullSequences = 16;
+// What CUDA itself, kernels' workspaces and the graphs of steps take of a GPU.
+constexpr int64_t kDeviceReserve = int64_t{1} << 30;
 // What UCX and its peers need of /dev/shm beside pools.
 constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
 
@@ -29,14 +32,19 @@ std::string FormatLeft(int64_t bytes) {
                       : absl::StrCat(bytes / kMiB, " MiB");
 }
 
-// What each part of a worker takes of the machine's memory.
+// What each part of a worker takes of the memory that it computes in.
 struct MemoryBill {
+  // What may be taken of it, as a message has it, and how to come by more.
+  std::string owner;
+  std::string more;
   int64_t machine_bytes;
   int32_t num_workers;
   int64_t weights_bytes;
   bool weights_are_shared;
   int64_t router_bytes;
-  int64_t limit_bytes, scratch_bytes;  // In each worker.
+  // In each worker.
+  int64_t limit_bytes, scratch_bytes, reserve_bytes;
+  std::string reserve_owner;
   int32_t step_tokens;
 
   int64_t share_bytes() const {
@@ -44,9 +52,7 @@ struct MemoryBill {
     return (machine_bytes - once_bytes) / num_workers - (weights_are_shared ? 0 : weights_bytes);
   }
   // For KV, of each worker.
-  int64_t free_bytes() const {
-    return share_bytes() - limit_bytes - scratch_bytes - kProcessReserve;
-  }
+  int64_t free_bytes() const { return share_bytes() - limit_bytes - scratch_bytes - reserve_bytes; }
   // The flag that takes most.
   const char* dearest_flag() const {
     if (weights_bytes >= std::max(limit_bytes, scratch_bytes)) return "--model";
@@ -55,8 +61,8 @@ struct MemoryBill {
   std::string ToString() const {
     const bool shared = num_workers > 1;
     std::string text =
-        absl::StrFormat("of the %s that the machine or its cgroup allows, weights take %s",
-                        FormatByteSize(machine_bytes), FormatByteSize(weights_bytes));
+        absl::StrFormat("of the %s that %s, weights take %s", FormatByteSize(machine_bytes), owner,
+                        FormatByteSize(weights_bytes));
     if (shared) {
       text += weights_are_shared ? " once" : absl::StrFormat(" in each of %d workers", num_workers);
     }
@@ -69,16 +75,68 @@ struct MemoryBill {
     } else {
       text += ",";
     }
-    absl::StrAppendFormat(&text,
-                          " --memory-limit takes %s, computing %d tokens in a step %s and the "
-                          "process itself %s",
-                          FormatByteSize(limit_bytes), step_tokens, FormatByteSize(scratch_bytes),
-                          FormatByteSize(kProcessReserve));
+    if (limit_bytes > 0) {
+      absl::StrAppendFormat(&text, " --memory-limit takes %s,", FormatByteSize(limit_bytes));
+    }
+    absl::StrAppendFormat(&text, " computing %d tokens in a step %s and %s %s", step_tokens,
+                          FormatByteSize(scratch_bytes), reserve_owner,
+                          FormatByteSize(reserve_bytes));
     return text;
   }
   // What an operator may do about it.
   std::string advice() const { return num_workers > 1 ? ", or run fewer workers here" : ""; }
 };
+
+MemoryBill HostBill(const SizeOptions& options, const ModelSizes& model,
+                    const MachineLimits& machine, int64_t scratch_bytes, int32_t step_tokens) {
+  return {.owner = "the machine or its cgroup allows",
+          .more = "give the machine or its cgroup more",
+          .machine_bytes = machine.memory_bytes,
+          .num_workers = options.machine_share,
+          .weights_bytes = model.weights_bytes,
+          .weights_are_shared = model.weights_are_shared,
+          .router_bytes = options.router_bytes,
+          .limit_bytes = MemoryLimit(options, machine),
+          .scratch_bytes = scratch_bytes,
+          .reserve_bytes = kProcessReserve,
+          .reserve_owner = "the process itself",
+          .step_tokens = step_tokens};
+}
+
+// On a GPU every worker has weights of its own. InvalidArgument if others hold what it
+// may take.
+absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSizes& model,
+                                      const DeviceMemory& device, int64_t scratch_bytes,
+                                      int32_t step_tokens) {
+  MemoryBill bill = {
+      .owner = absl::StrFormat("--gpu-memory-utilization %g allows of the GPU's %s",
+                               options.gpu_memory_utilization, FormatByteSize(device.total_bytes)),
+      .more = "raise --gpu-memory-utilization",
+      .machine_bytes = static_cast<int64_t>(options.gpu_memory_utilization *
+                                            static_cast<double>(device.total_bytes)),
+      .num_workers = options.machine_share,
+      .weights_bytes = model.weights_bytes,
+      .weights_are_shared = false,
+      .router_bytes = 0,
+      .limit_bytes = 0,
+      .scratch_bytes = scratch_bytes,
+      .reserve_bytes = kDeviceReserve,
+      .reserve_owner = "CUDA and its workspaces",
+      .step_tokens = step_tokens};
+  // A part of the reserve is taken by now.
+  const int64_t part_bytes = bill.machine_bytes / bill.num_workers;
+  if (device.free_bytes + kDeviceReserve >= part_bytes) return bill;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--gpu-memory-utilization: %g of the GPU's %s are %s%s, but only %s are free: end what holds "
+      "the rest, or lower it to %.2f",
+      options.gpu_memory_utilization, FormatByteSize(device.total_bytes),
+      FormatByteSize(part_bytes),
+      bill.num_workers > 1 ? absl::StrFormat(" for each of %d workers", bill.num_workers) : "",
+      FormatLeft(device.free_bytes),
+      std::floor(100.0 * static_cast<double>(device.free_bytes) * bill.num_workers /
+                 static_cast<double>(device.total_bytes)) /
+          100.0));
+}
 
 // The pool in /dev/shm, beside those of the other workers. `size` is what to call it.
 absl::Status CheckSharedMemory(const std::string& size, int64_t pool_bytes, int32_t num_workers,
@@ -134,9 +192,8 @@ absl::StatusOr<int64_t> FreeBytes(const MemoryBill& bill) {
   const int64_t free_bytes = bill.free_bytes();
   if (free_bytes > 0) return free_bytes;
   return absl::InvalidArgumentError(absl::StrFormat(
-      "%s: no memory is left for KV, and this takes most: %s; %s are missing: give the machine or "
-      "its cgroup more, or this less%s",
-      bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
+      "%s: no memory is left for KV, and this takes most: %s; %s are missing: %s, or this less%s",
+      bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.more, bill.advice()));
 }
 
 // The longest sequence, beside nothing else.
@@ -192,18 +249,16 @@ int Niceness(const SizeOptions& options) {
 }
 
 absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSizes& model,
-                                       const MachineLimits& machine,
-                                       const std::optional<SharedMemory>& shared_memory) {
+                                       const MachineLimits& machine, const WorkerMemory& memory) {
+  const std::optional<SharedMemory>& shared_memory = memory.shared;
   TANDEM_ASSIGN_OR_RETURN(WorkerSizes sizes, SizeSteps(options, model));
-  const MemoryBill bill = {.machine_bytes = machine.memory_bytes,
-                           .num_workers = options.machine_share,
-                           .weights_bytes = model.weights_bytes,
-                           .weights_are_shared = model.weights_are_shared,
-                           .router_bytes = options.router_bytes,
-                           .limit_bytes = MemoryLimit(options, machine),
-                           .scratch_bytes = model.logit_scratch_bytes +
-                                            sizes.max_batched_tokens * model.token_scratch_bytes,
-                           .step_tokens = sizes.max_batched_tokens};
+  const int64_t scratch_bytes =
+      model.logit_scratch_bytes + sizes.max_batched_tokens * model.token_scratch_bytes;
+  MemoryBill bill = HostBill(options, model, machine, scratch_bytes, sizes.max_batched_tokens);
+  if (memory.device.has_value()) {
+    TANDEM_ASSIGN_OR_RETURN(
+        bill, DeviceBill(options, model, *memory.device, scratch_bytes, sizes.max_batched_tokens));
+  }
   TANDEM_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(bill));
   // One whose window leaves blocks behind needs fewer than its tokens have; but a prompt that is
   // computed for another worker keeps all of them.
@@ -226,7 +281,9 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
   if (!asked) {
     const int64_t tokens_bytes =
         CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size) * model.block_bytes;
-    pool_bytes = DefaultPoolBytes(options, sizes, free_bytes, tokens_bytes, shared_memory);
+    pool_bytes = memory.device.has_value()
+                     ? free_bytes
+                     : DefaultPoolBytes(options, sizes, free_bytes, tokens_bytes, shared_memory);
   }
   const std::string size =
       asked ? ToString(options.kv_memory) : absl::StrCat("its default of ", FormatLeft(pool_bytes));

@@ -2,7 +2,8 @@
 //
 // Workers that share a machine (--machine-share) share its memory: each has as much of it, and
 // refuses what is beyond, though the others may not have started yet. Cores are everybody's: who
-// has nothing to compute sleeps (kernels/cpu/thread_pool.h).
+// has nothing to compute sleeps (kernels/cpu/thread_pool.h). On a GPU it is the GPU's memory that
+// they share, up to --gpu-memory-utilization.
 
 #ifndef TANDEM_SERVICES_WORKER_WORKER_SIZES_H_
 #define TANDEM_SERVICES_WORKER_WORKER_SIZES_H_
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
 #include "runtime/base/flags.h"
 #include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/transport/ucx/shm_folder.h"
@@ -57,12 +59,16 @@ int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine);
 // or more (kernels/README.md, "Two workers on the same cores").
 int Niceness(const SizeOptions& options);
 
+// Where a worker's memory is.
+struct WorkerMemory {
+  std::optional<SharedMemory> shared;  // The pool lives there.
+  std::optional<DeviceMemory> device;  // Weights, pool and what it computes with live there.
+};
+
 // Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
-// model, the machine or each other; nothing has been allocated then. `shared_memory` is nothing
-// where the pool does not live there.
+// model, the machine or each other; nothing has been allocated then.
 absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSizes& model,
-                                       const MachineLimits& machine,
-                                       const std::optional<SharedMemory>& shared_memory);
+                                       const MachineLimits& machine, const WorkerMemory& memory);
 
 }  // namespace tandem
 

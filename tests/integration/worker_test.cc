@@ -25,6 +25,7 @@
 #include "tests/support/decode_peer.h"
 #include "tests/support/eventually.h"
 #include "tests/support/health.h"
+#include "tests/support/kv_side.h"
 #include "tests/support/metric_value.h"
 
 namespace tandem {
@@ -415,31 +416,29 @@ TEST(WorkerServicesTest, AWorkerWhoseStepsKeepFailingExitsToBeReplaced) {
 }
 
 TEST(WorkerServicesTest, ATransportThatCannotMoveADevicesMemorySaysSoAtStart) {
-  for (const char* const transport : {"ucx", "grpc"}) {
-    WorkerConfig config = SmallWorker({.name = "device", .incarnation = 8});
-    config.transport = transport;
-    config.device_pool = DevicePtr<std::byte>::At(uintptr_t{1} << 62);  // Whoever looks faults.
-    const auto worker = Worker::Create(
-        config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> { return nullptr; });
-    EXPECT_TRUE(absl::IsFailedPrecondition(worker.status())) << worker.status();
-    EXPECT_THAT(std::string(worker.status().message()), testing::HasSubstr("is a device's"));
-  }
+  WorkerConfig config = SmallWorker({.name = "device", .incarnation = 8});
+  config.transport = "ucx";
+  config.device_pool = DevicePtr<std::byte>::At(uintptr_t{1} << 62);  // Whoever looks faults.
+  FarMemory copier;
+  config.device_copier = &copier;
+  const auto worker = Worker::Create(
+      config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> { return nullptr; });
+  EXPECT_TRUE(absl::IsFailedPrecondition(worker.status())) << worker.status();
+  EXPECT_THAT(std::string(worker.status().message()), testing::HasSubstr("is a device's"));
 }
 
-// The backend has allocated it by then. One that was not asked to would serve, and then fail for
-// its port file.
-TEST(WorkerServicesTest, APoolOfTheBackendsOwnIsWhatTheTransportIsGiven) {
+TEST(WorkerServicesTest, ADevicesPoolIsRefusedToUcxBeforeWeightsAreLoaded) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const char* const transport : {"ucx", "grpc"}) {
-    const auto serve = [&] {
-      std::exit(RunWorkerProcess(
-          {"--model=" TANDEM_TEST_DATA "/demo_model", "--name=device", "--listen=127.0.0.1:0",
-           "--kv-memory=64MiB", "--threads=1", "--cache-dir=/dev/null/none",
-           "--port-file=/no/such/folder/port", std::string("--transport=") + transport},
-          "fenced_pool"));
-    };
-    EXPECT_EXIT(serve(), testing::ExitedWithCode(2), "KV pool of [0-9]+ bytes is a device's");
-  }
+  const auto serve = [&] {
+    std::exit(RunWorkerProcess(
+        {"--model=" TANDEM_TEST_DATA "/demo_model", "--name=device", "--listen=127.0.0.1:0",
+         "--kv-memory=64MiB", "--threads=1", "--transport=ucx"},
+        [](BackendOptions options) {
+          options.device = "fenced_pool";
+          return CreateBackend(options);
+        }));
+  };
+  EXPECT_EXIT(serve(), testing::ExitedWithCode(2), "--transport: ucx moves the host's memory");
 }
 
 TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
@@ -626,7 +625,8 @@ TEST(WorkerServicesTest, AWatchIsRefusedForItsProtocolOrItsName) {
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "--worker") {
-    return tandem::RunWorkerProcess(std::vector<std::string>(argv + 2, argv + argc), "cpu");
+    return tandem::RunWorkerProcess(std::vector<std::string>(argv + 2, argv + argc),
+                                    tandem::CreateBackend);
   }
   grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
   testing::InitGoogleMock(&argc, argv);

@@ -301,7 +301,8 @@ absl::Status CheckMachine(const ServeOptions& options) {
   sizes.memory_limit = limit;
   sizes.router_bytes =
       (limit.bytes > 0 ? limit.bytes : DefaultMemoryLimit(machine)) + kProcessReserve;
-  TANDEM_ASSIGN_OR_RETURN(const auto backend, CreateBackend({.isa = options.engine.isa}));
+  TANDEM_ASSIGN_OR_RETURN(const auto backend, CreateBackend({.device = options.engine.device,
+                                                             .isa = options.engine.isa}));
   // One that computes for others keeps all blocks of a prompt, whatever a window leaves behind.
   for (const auto& [role, count] : {std::pair{"prefill", options.prefill},
                                     {"decode", options.decode},
@@ -311,6 +312,25 @@ absl::Status CheckMachine(const ServeOptions& options) {
     TANDEM_RETURN_IF_ERROR(PlanWorker(sizes, machine, *backend).status());
   }
   return absl::OkStatus();
+}
+
+// CheckMachine in a process of its own, as a GPU that one looks at keeps memory for it to its end.
+// Says why not.
+bool FitsMachine(const ServeOptions& options) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const absl::Status fits = CheckMachine(options);
+    if (!fits.ok()) LogError("cannot start", {{"why", std::string(fits.message())}});
+    _exit(fits.ok() ? 0 : 2);
+  }
+  int wait_status = 0;
+  while (child > 0 && waitpid(child, &wait_status, 0) < 0 && errno == EINTR) {
+  }
+  if (child > 0 && WIFEXITED(wait_status)) return WEXITSTATUS(wait_status) == 0;
+  LogError("cannot start",
+           {{"why", "looking at this machine: " +
+                        (child < 0 ? "no process can be started" : DescribeExit(wait_status))}});
+  return false;
 }
 
 // Fills in what the flags left open. InvalidArgument if there is nothing to serve with.
@@ -371,10 +391,7 @@ int ServeMain(const std::vector<std::string>& arguments) {
   config.BeginLog("serve");
   options.log_arguments = config.LogArguments();
   ClearConfigVariables();
-  if (const absl::Status fits = CheckMachine(options); !fits.ok()) {
-    LogError("cannot start", {{"why", std::string(fits.message())}});
-    return 2;
-  }
+  if (!FitsMachine(options)) return 2;
   // The children's environment, which only this user can read. One that is there is kept: somebody
   // may want to call these workers.
   setenv(kFleetSecretVariable, FleetSecret::Make().c_str(), /*overwrite=*/0);

@@ -20,6 +20,9 @@ TEST(WorkerOptionsTest, FlagsThatCannotBeRightAreNamed) {
   WorkerOptions block = good;
   block.block_size = 24;
   EXPECT_THAT(Message(CheckWorkerOptions(block)), HasSubstr("24"));
+  WorkerOptions device = good;
+  device.device = "gpu";
+  EXPECT_THAT(Message(CheckWorkerOptions(device)), HasSubstr("--device: \"gpu\", want auto"));
   WorkerOptions memory = good;
   memory.memory_limit.bytes = 1 << 20;
   EXPECT_THAT(Message(CheckWorkerOptions(memory)), HasSubstr("--memory-limit"));
@@ -92,14 +95,24 @@ TEST(WorkerOptionsTest, OnlyAddressesOfThisMachineAreLoopback) {
 }
 
 TEST(WorkerOptionsTest, EngineFlagsReachAWorkerAsTheyWereGiven) {
-  const std::vector<std::string> given = {"--served-model-name=m",  "--transport=ucx",
-                                          "--kv-memory=123456",     "--max-model-len=512",
-                                          "--max-num-seqs=7",       "--max-batched-tokens=99",
-                                          "--block-size=32",        "--threads=3",
-                                          "--dtype=bf16",           "--weights=int8",
-                                          "--output-weights=dtype", "--int8-outliers=6.25",
-                                          "--kv-dtype=int8g8",      "--isa=avx2",
-                                          "--load-format=dummy",    "--cache-dir=/c",
+  const std::vector<std::string> given = {"--served-model-name=m",
+                                          "--transport=ucx",
+                                          "--kv-memory=123456",
+                                          "--max-model-len=512",
+                                          "--max-num-seqs=7",
+                                          "--max-batched-tokens=99",
+                                          "--block-size=32",
+                                          "--device=cuda:2",
+                                          "--gpu-memory-utilization=0.75",
+                                          "--threads=3",
+                                          "--dtype=bf16",
+                                          "--weights=int8",
+                                          "--output-weights=dtype",
+                                          "--int8-outliers=6.25",
+                                          "--kv-dtype=int8g8",
+                                          "--isa=avx2",
+                                          "--load-format=dummy",
+                                          "--cache-dir=/c",
                                           "--liveness-scale=2.5"};
   WorkerOptions options;
   ASSERT_TRUE(WorkerFlags(&options).Parse(given).ok());

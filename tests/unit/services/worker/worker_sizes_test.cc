@@ -17,7 +17,7 @@ constexpr MachineLimits kMachine = {.cores = 6, .memory_bytes = 9 * kGiB};
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 TEST(WorkerSizesTest, DefaultsComeFromMachineAndModel) {
-  const auto sizes = SizeWorker({}, kModel, kMachine, std::nullopt);
+  const auto sizes = SizeWorker({}, kModel, kMachine, {});
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_EQ(sizes->max_model_tokens, 8192);
   // Half of 8 GiB, less 256 MiB of --memory-limit and the reserve.
@@ -29,32 +29,32 @@ TEST(WorkerSizesTest, NoContextIsLongerThanARequestMayBe) {
   ModelSizes model = kModel;
   model.max_positions = 16 << 20;
   model.block_bytes = 64;
-  EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt)->max_model_tokens, 4 << 20);
+  EXPECT_EQ(SizeWorker({}, model, kMachine, {})->max_model_tokens, 4 << 20);
   SizeOptions options;
   options.max_model_len = (4 << 20) + 1;
-  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, {}).status()),
               HasSubstr("--max-model-len: 4194305, requests have at most 4194304 tokens"));
   options.max_model_len = 4 << 20;
-  EXPECT_TRUE(SizeWorker(options, model, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, model, kMachine, {}).ok());
 }
 
 // Every page of a pool is touched at start.
 TEST(WorkerSizesTest, ADefaultPoolHoldsSixteenSequencesAndNoMore) {
   SizeOptions options;
   options.max_model_len = 1592;  // In 100 blocks.
-  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->kv.num_blocks, 1600);
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, {})->kv.num_blocks, 1600);
   options.max_num_seqs = 4;
-  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->kv.num_blocks, 400);
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, {})->kv.num_blocks, 400);
   options.block_size = 32;
-  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->kv.num_blocks, 200);
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, {})->kv.num_blocks, 200);
 }
 
 TEST(WorkerSizesTest, AStepHasRoomForTwiceTheSequencesByDefault) {
-  EXPECT_EQ(SizeWorker({}, kModel, kMachine, std::nullopt)->max_sequences, 64);
-  EXPECT_EQ(SizeWorker({}, kModel, kMachine, std::nullopt)->max_batched_tokens, 512);
+  EXPECT_EQ(SizeWorker({}, kModel, kMachine, {})->max_sequences, 64);
+  EXPECT_EQ(SizeWorker({}, kModel, kMachine, {})->max_batched_tokens, 512);
   SizeOptions options;
   options.max_num_seqs = 300;
-  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->max_batched_tokens, 600);
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, {})->max_batched_tokens, 600);
 }
 
 TEST(WorkerSizesTest, FlagsWin) {
@@ -63,7 +63,7 @@ TEST(WorkerSizesTest, FlagsWin) {
   options.max_num_seqs = 3;
   options.max_batched_tokens = 100;
   options.kv_memory = {100 << 20};
-  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
+  const auto sizes = SizeWorker(options, kModel, kMachine, {});
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_EQ(sizes->max_model_tokens, 512);
   EXPECT_EQ(sizes->max_sequences, 3);
@@ -74,7 +74,7 @@ TEST(WorkerSizesTest, FlagsWin) {
 TEST(WorkerSizesTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
   SizeOptions options;
   options.kv_memory = {100 << 20};
-  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
+  const auto sizes = SizeWorker(options, kModel, kMachine, {});
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("100 blocks"));
   EXPECT_THAT(Message(sizes.status()), HasSubstr("512 blocks"));
@@ -84,7 +84,7 @@ TEST(WorkerSizesTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
 TEST(WorkerSizesTest, PoolBeyondMemoryIsRefused) {
   SizeOptions options;
   options.kv_memory = {9 * kGiB};
-  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
+  const auto sizes = SizeWorker(options, kModel, kMachine, {});
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
 }
@@ -96,27 +96,27 @@ TEST(WorkerSizesTest, PoolNeedsToHoldOnlyWhatTheWindowLeaves) {
   SizeOptions options;
   options.max_batched_tokens = 512;
   options.kv_memory = {98 << 20};
-  const auto sizes = SizeWorker(options, model, kMachine, std::nullopt);
+  const auto sizes = SizeWorker(options, model, kMachine, {});
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_EQ(sizes->max_model_tokens, 8192);
   EXPECT_EQ(sizes->kv.num_blocks, 98);
   options.kv_memory = {97 << 20};
-  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, {}).status()),
               HasSubstr("one sequence of 8192 tokens needs 98 blocks"));
   // A length between that of 97 blocks and 8,192 would need 98 as well.
-  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, {}).status()),
               HasSubstr("; raise --kv-memory or lower --max-model-len to 1552 ("));
   options.max_model_len = 1553;
-  EXPECT_FALSE(SizeWorker(options, model, kMachine, std::nullopt).ok());
+  EXPECT_FALSE(SizeWorker(options, model, kMachine, {}).ok());
   options.max_model_len = 1552;
-  EXPECT_TRUE(SizeWorker(options, model, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, model, kMachine, {}).ok());
   options.max_model_len = 0;
   // A worker that computes for others alone keeps all blocks of a prompt.
   options.role = "prefill";
-  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, {}).status()),
               HasSubstr("one sequence of 8192 tokens needs 512 blocks"));
   // A default is for texts that are computed for others, too.
-  EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt)->kv.num_blocks, 4096 - 128 - 32);
+  EXPECT_EQ(SizeWorker({}, model, kMachine, {})->kv.num_blocks, 4096 - 128 - 32);
 }
 
 // A pool that just fits beside the weights would end in the kernel's hands, not in an error.
@@ -129,11 +129,11 @@ TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
   options.max_batched_tokens = 200;
   const int64_t own_bytes = int64_t{300 + 100 + 200 + 64} << 20;
   options.kv_memory = {8 * kGiB - own_bytes};
-  const auto fits = SizeWorker(options, model, kMachine, std::nullopt);
+  const auto fits = SizeWorker(options, model, kMachine, {});
   ASSERT_TRUE(fits.ok()) << fits.status();
   EXPECT_EQ(fits->kv.num_blocks * model.block_bytes, options.kv_memory.bytes);
   options.kv_memory.bytes += 1;
-  const std::string refused = Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+  const std::string refused = Message(SizeWorker(options, model, kMachine, {}).status());
   for (const char* part :
        {"--kv-memory: 7893680129 B, but 7528 MiB are left", "of the 9.00 GiB",
         "weights take 1.00 GiB", "--memory-limit takes 300.00 MiB",
@@ -141,7 +141,7 @@ TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
     EXPECT_THAT(refused, HasSubstr(part));
   }
   options.kv_memory = {0};
-  const auto half = SizeWorker(options, model, kMachine, std::nullopt);
+  const auto half = SizeWorker(options, model, kMachine, {});
   ASSERT_TRUE(half.ok()) << half.status();
   EXPECT_EQ(half->kv.num_blocks, (8192 - 664) / 2);
 }
@@ -150,7 +150,7 @@ TEST(WorkerSizesTest, WhatTakesMostOfTheMemoryIsNamedFirst) {
   ModelSizes model = kModel;
   model.token_scratch_bytes = 1 << 20;
   const auto why = [&model](const SizeOptions& options) {
-    return Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+    return Message(SizeWorker(options, model, kMachine, {}).status());
   };
   SizeOptions options;
   options.memory_limit = {9 * kGiB};
@@ -169,10 +169,10 @@ TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
   SizeOptions options;
   options.memory_limit = {448 << 20};  // With the process itself half a GiB.
   options.kv_memory = {7 * kGiB};
-  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, {}).ok());
   options.machine_share = 2;
   const auto why = [&options](const ModelSizes& model) {
-    return Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+    return Message(SizeWorker(options, model, kMachine, {}).status());
   };
   EXPECT_THAT(why(kModel), HasSubstr("--kv-memory: 7.00 GiB, but 3072 MiB are left"));
   EXPECT_THAT(why(kModel), HasSubstr("weights take 1.00 GiB in each of 2 workers"));
@@ -186,9 +186,9 @@ TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
   EXPECT_THAT(why(mapped), HasSubstr("the router 1.00 GiB"));
   EXPECT_THAT(why(mapped), HasSubstr("but 3072 MiB are left"));
   options.kv_memory = {3 * kGiB};
-  EXPECT_TRUE(SizeWorker(options, mapped, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, mapped, kMachine, {}).ok());
   options.kv_memory = {0};
-  const auto half = SizeWorker(options, mapped, kMachine, std::nullopt);
+  const auto half = SizeWorker(options, mapped, kMachine, {});
   ASSERT_TRUE(half.ok()) << half.status();
   EXPECT_EQ(half->kv.num_blocks, 3072 / 2);
 }
@@ -206,7 +206,8 @@ TEST(WorkerSizesTest, ManyWorkersHaveSmallLimitsByDefault) {
 TEST(WorkerSizesTest, PoolsOfAllWorkersFitIntoSharedMemory) {
   SizeOptions options;
   options.kv_memory = {kGiB};
-  const SharedMemory shm{.total_bytes = 3 * kGiB, .free_bytes = 3 * kGiB};
+  const WorkerMemory shm{.shared = SharedMemory{.total_bytes = 3 * kGiB, .free_bytes = 3 * kGiB},
+                         .device = {}};
   options.machine_share = 2;
   EXPECT_TRUE(SizeWorker(options, kModel, kMachine, shm).ok());
   options.machine_share = 3;
@@ -217,14 +218,16 @@ TEST(WorkerSizesTest, PoolsOfAllWorkersFitIntoSharedMemory) {
 TEST(WorkerSizesTest, PoolBeyondSharedMemoryIsRefused) {
   SizeOptions options;
   options.kv_memory = {kGiB};
-  const SharedMemory shm{.total_bytes = 3 * kGiB, .free_bytes = kGiB};
+  const WorkerMemory shm{.shared = SharedMemory{.total_bytes = 3 * kGiB, .free_bytes = kGiB},
+                         .device = {}};
   const auto sizes = SizeWorker(options, kModel, kMachine, shm);
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("/dev/shm"));
 }
 
 TEST(WorkerSizesTest, DefaultPoolStaysWithinSharedMemory) {
-  const SharedMemory shm{.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
+  const WorkerMemory shm{.shared = SharedMemory{.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB},
+                         .device = {}};
   const auto sizes = SizeWorker({}, kModel, kMachine, shm);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_EQ(sizes->kv.num_blocks, (2048 - 64) / 2) << "half, and something for UCX itself";
@@ -233,8 +236,10 @@ TEST(WorkerSizesTest, DefaultPoolStaysWithinSharedMemory) {
 TEST(WorkerSizesTest, DefaultPoolIsTheSameBesideOthers) {
   SizeOptions options;
   options.machine_share = 3;
-  const SharedMemory empty{.total_bytes = 8 * kGiB, .free_bytes = 8 * kGiB};
-  const SharedMemory shared{.total_bytes = 8 * kGiB, .free_bytes = 3 * kGiB};
+  const WorkerMemory empty{.shared = SharedMemory{.total_bytes = 8 * kGiB, .free_bytes = 8 * kGiB},
+                           .device = {}};
+  const WorkerMemory shared{.shared = SharedMemory{.total_bytes = 8 * kGiB, .free_bytes = 3 * kGiB},
+                            .device = {}};
   const auto first = SizeWorker(options, kModel, kMachine, empty);
   const auto again = SizeWorker(options, kModel, kMachine, shared);
   ASSERT_TRUE(first.ok()) << first.status();
@@ -243,7 +248,8 @@ TEST(WorkerSizesTest, DefaultPoolIsTheSameBesideOthers) {
 }
 
 TEST(WorkerSizesTest, SharedMemoryTooSmallForOneSequenceIsNamed) {
-  const SharedMemory docker{.total_bytes = 64 << 20, .free_bytes = 64 << 20};
+  const WorkerMemory docker{.shared = SharedMemory{.total_bytes = 64 << 20, .free_bytes = 64 << 20},
+                            .device = {}};
   const auto sizes = SizeWorker({}, kModel, kMachine, docker);
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   for (const char* part : {"/dev/shm", "64.00 MiB", "--shm-size", "--transport grpc"}) {
@@ -255,11 +261,12 @@ TEST(WorkerSizesTest, OneSequenceFitsIntoSharedMemoryExactly) {
   SizeOptions options;
   options.max_model_len = 320;
   constexpr int64_t kSequence = 20 * kModel.block_bytes, kReserve = 64 << 20;
-  SharedMemory shm{.total_bytes = kGiB, .free_bytes = kSequence + kReserve};
+  WorkerMemory shm{.shared = SharedMemory{.total_bytes = kGiB, .free_bytes = kSequence + kReserve},
+                   .device = {}};
   options.kv_memory = {kSequence};
   const auto sizes = SizeWorker(options, kModel, kMachine, shm);
   EXPECT_TRUE(sizes.ok()) << sizes.status();
-  --shm.free_bytes;
+  --shm.shared->free_bytes;
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
               HasSubstr("one sequence of 320 tokens needs 20.00 MiB"));
 }
@@ -270,7 +277,9 @@ TEST(WorkerSizesTest, OnlyWhatTheWindowLeavesHasToFitIntoSharedMemory) {
   SizeOptions options;
   options.max_batched_tokens = 512;
   options.kv_memory = {98 << 20};
-  const SharedMemory shm{.total_bytes = (98 + 64) << 20, .free_bytes = (98 + 64) << 20};
+  const WorkerMemory shm{
+      .shared = SharedMemory{.total_bytes = (98 + 64) << 20, .free_bytes = (98 + 64) << 20},
+      .device = {}};
   const auto sizes = SizeWorker(options, model, kMachine, shm);
   EXPECT_TRUE(sizes.ok()) << sizes.status();
 }
@@ -280,10 +289,10 @@ TEST(WorkerSizesTest, WhereSharedMemoryHasNoMoreNobodyIsToldToRaiseThePool) {
   SizeOptions options;
   options.machine_share = 2;
   options.kv_memory = {100 << 20};
-  SharedMemory shm{.total_bytes = kGiB, .free_bytes = kGiB};
+  WorkerMemory shm{.shared = SharedMemory{.total_bytes = kGiB, .free_bytes = kGiB}, .device = {}};
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
               HasSubstr("; lower --max-model-len to 1600, or run fewer"));
-  shm = {.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
+  shm.shared = {.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
               HasSubstr("; raise --kv-memory or lower --max-model-len to 1600, or run fewer"));
 }
@@ -291,7 +300,7 @@ TEST(WorkerSizesTest, WhereSharedMemoryHasNoMoreNobodyIsToldToRaiseThePool) {
 TEST(WorkerSizesTest, WhereThePoolHasNoBlockNoLengthFits) {
   SizeOptions options;
   options.kv_memory = {kModel.block_bytes - 1};
-  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, {}).status()),
               HasSubstr("; raise --kv-memory ("));
 }
 
@@ -313,19 +322,18 @@ TEST(WorkerSizesTest, CoresAreEverybodysAndPrefillLetsOthersGoFirst) {
 TEST(WorkerSizesTest, ContextBeyondTheModelIsRefused) {
   SizeOptions options;
   options.max_model_len = 8193;
-  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
-              HasSubstr("8192"));
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, {}).status()), HasSubstr("8192"));
   options.max_model_len = 8192;
-  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, {}).ok());
 }
 
 TEST(WorkerSizesTest, ContextWithoutRoomForATokenAfterThePromptIsRefused) {
   SizeOptions options;
   options.max_model_len = 1;
-  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, {}).status()),
               HasSubstr("--max-model-len: 1, want at least 2"));
   options.max_model_len = 2;
-  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, {}).ok());
 }
 
 TEST(WorkerSizesTest, StepBudgetBelowTheBatchIsRefused) {
@@ -333,11 +341,53 @@ TEST(WorkerSizesTest, StepBudgetBelowTheBatchIsRefused) {
   options.max_num_seqs = 64;
   for (const int32_t tokens : {63, 64}) {  // A step would compute no prompt of these.
     options.max_batched_tokens = tokens;
-    EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+    EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, {}).status()),
                 HasSubstr("--max-batched-tokens"));
   }
   options.max_batched_tokens = 65;
-  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, {}).ok());
+}
+
+// 1 GiB of weights, one for CUDA; the machine's own memory, and its cgroup's, is another matter.
+class DeviceSizesTest : public testing::Test {
+ protected:
+  absl::StatusOr<WorkerSizes> Sizes(int64_t free_bytes) const {
+    return SizeWorker(
+        options_, kModel, kMachine,
+        {.shared = {}, .device = DeviceMemory{.total_bytes = 80 * kGiB, .free_bytes = free_bytes}});
+  }
+
+  SizeOptions options_;
+};
+
+TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, (72 - 2) << 10);
+  options_.gpu_memory_utilization = 0.5;
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, (40 - 2) << 10);
+  options_.machine_share = 2;
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, (20 - 2) << 10) << "each has weights of its own";
+  options_.kv_memory = {18 * kGiB};
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, 18 << 10);
+  options_.kv_memory = {18 * kGiB + 1};
+  EXPECT_THAT(
+      Message(Sizes(79 * kGiB).status()),
+      HasSubstr("18432 MiB are left: of the 40.00 GiB that --gpu-memory-utilization 0.5 "
+                "allows of the GPU's 80.00 GiB, weights take 1.00 GiB in each of 2 workers"));
+}
+
+TEST_F(DeviceSizesTest, WhatOthersHoldIsNotToBeHad) {
+  EXPECT_TRUE(Sizes(71 * kGiB).ok()) << "CUDA has begun to take its part";
+  EXPECT_THAT(Message(Sizes(71 * kGiB - 1).status()),
+              HasSubstr("--gpu-memory-utilization: 0.9 of the GPU's 80.00 GiB are 72.00 GiB, but "
+                        "only 72703 MiB are free: end what holds the rest, or lower it to 0.88"));
+}
+
+TEST_F(DeviceSizesTest, WeightsThatLeaveNothingAreNamed) {
+  options_.gpu_memory_utilization = 0.02;
+  EXPECT_THAT(Message(Sizes(79 * kGiB).status()),
+              testing::AllOf(StartsWith("--model: no memory is left for KV"),
+                             HasSubstr("CUDA and its workspaces 1.00 GiB"),
+                             HasSubstr("are missing: raise --gpu-memory-utilization")));
 }
 
 }  // namespace

@@ -1,0 +1,87 @@
+"""Workers whose memory is elsewhere beside one on the CPU: the same tokens, whoever computes the prompt, and after
+kills. Their devices are kernels/fenced, once with the KV pool on this side of the fence and once beyond it, and an
+emulated GPU (kernels/cuda/emulated), which runs the kernels of GPUs and takes seconds for what they do at once."""
+
+import concurrent.futures
+
+import pytest
+
+from fleet import Router, Worker
+from server import BIN, wait_until
+from test_faults import AT_ONCE, Load, ask, mixed_requests
+from test_mixed_machines import fingerprint
+
+RESUMES = 10
+PATIENT = "--liveness-scale=10"  # With who computes for seconds.
+
+
+def worker(folder, name, *flags):
+    """On the device that the name begins with."""
+    programs = {"fenced": "fenced_worker", "beyond": "fenced_pool_worker", "gpu": "emulated_worker"}
+    program = programs.get(name.split("-")[0])
+    return Worker(folder, name, *flags, **({"program": BIN.parent / "tests" / program} if program else {}))
+
+
+def short_requests(seed, count):
+    """Of one block and a part, and few tokens."""
+    return [request | {"prompt": request["prompt"][:24], "max_tokens": 6} for request in mixed_requests(seed, count)]
+
+
+@pytest.mark.parametrize("device, flags, transport",
+                         [("fenced", [], "ucx"), ("fenced", [], "grpc"), ("beyond", [], "grpc"),
+                          ("gpu", ["--isa=fma", PATIENT], "grpc")])
+@pytest.mark.parametrize("device_role, cpu_role", [("prefill", "decode"), ("decode", "prefill")])
+def test_blocks_move_from_and_to_a_device(tmp_path, hybrid, device, flags, transport, device_role, cpu_role):
+    patience = [flag for flag in flags if flag == PATIENT]
+    requests = short_requests(41, 3) if device == "gpu" else mixed_requests(seed=41, count=6)
+    want = [ask(hybrid, request) for request in requests]
+    workers = [worker(tmp_path, device, f"--role={device_role}", f"--transport={transport}", *flags),
+               worker(tmp_path, "cpu", f"--role={cpu_role}", f"--transport={transport}", *patience)]
+    with workers[0], workers[1], Router(tmp_path, workers, "--disaggregate=always", *patience) as router:
+        for role in (device_role, cpu_role):
+            router.wait_alive(role, 1)
+        assert fingerprint(router) == fingerprint(hybrid)
+        assert [ask(router, request) for request in requests] == want
+        wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > 0, 10, "blocks have moved")
+
+
+@pytest.mark.parametrize("device", ["fenced", "beyond"])
+def test_streams_survive_kills_on_both_sides_of_the_fence(tmp_path, hybrid, device):
+    requests = mixed_requests(seed=42, count=10)
+    want = [ask(hybrid, request) for request in requests]
+    workers = [worker(tmp_path, name, "--transport=grpc") for name in (device, "cpu")]
+    with workers[0], workers[1], Router(tmp_path, workers) as router:
+        router.wait_alive("hybrid", 2)
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            load = Load(pool, router, requests, want)
+            while router.total("tandem_stream_resumes_total") < RESUMES:
+                for victim in workers:
+                    before = router.total("tandem_generated_tokens_total")
+                    wait_until(lambda: load.go_on() or router.total("tandem_generated_tokens_total") > before + 300,
+                               60, "300 more tokens are generated")
+                    victim.kill()
+                    victim.start()
+                    router.wait_alive("hybrid", 2)
+            load.end()
+        router.wait_idle(30)
+
+
+def test_a_fleet_of_gpus_loses_no_token(tmp_path):
+    """On the tensor cores, a class of bits of its own; the decode worker is killed with all streams on it."""
+    requests = [request | {"max_tokens": 4} for request in short_requests(43, 2)]
+    flags = [PATIENT, "--transport=grpc"]
+    workers = [worker(tmp_path, f"gpu-{role}", f"--role={role}", *flags) for role in ("prefill", "decode")]
+    with workers[0], workers[1], Router(tmp_path, workers, "--disaggregate=always", PATIENT) as router:
+        for role in ("prefill", "decode"):
+            router.wait_alive(role, 1)
+        want = [ask(router, request) for request in requests]
+        assert router.total("tandem_kv_transfer_bytes_total") > 0
+        before = router.total("tandem_generated_tokens_total")
+        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+            answers = pool.map(lambda request: ask(router, request), requests)
+            wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
+            workers[1].kill()
+            workers[1].start()
+            assert list(answers) == want
+        assert router.total("tandem_stream_resumes_total") > 0
+        router.wait_idle(60)
