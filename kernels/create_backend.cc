@@ -62,7 +62,11 @@ BackendOr CreateBest(const BackendOptions& options) {
   return CreateCpu(options);
 }
 
+int CountGpus() { return NumVisibleGpus(); }
+
 #else
+
+int CountGpus() { return 0; }
 
 BackendOr CreateGpu(const BackendOptions& options) {
   return absl::FailedPreconditionError(
@@ -84,6 +88,12 @@ absl::Status CheckDevice(const std::string& device) {
   }
   return absl::InvalidArgumentError(
       absl::StrFormat("\"%s\", want auto, cpu, cuda or cuda:N, N from 0 on", device));
+}
+
+int NumGpus(const BackendOptions& options) {
+  const bool any = options.device == "cuda" ||
+                   (options.device == "auto" && (options.isa == "auto" || IsOfGpu(options.isa)));
+  return any ? CountGpus() : 0;
 }
 
 BackendOr CreateBackend(const BackendOptions& options) {

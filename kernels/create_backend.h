@@ -52,6 +52,11 @@ struct BackendOptions {
 // InvalidArgument for what names no device. Looks for none.
 absl::Status CheckDevice(const std::string& device);
 
+// How many GPUs there are for processes of that device and instruction set, as this process sees
+// them; 0 where one is named already, or the cpu is, or no GPU can be used. Who has counted cannot
+// fork and use one.
+int NumGpus(const BackendOptions& options);
+
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this
 // machine lacks the device or the instruction set.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);

@@ -1,5 +1,7 @@
 #include "kernels/cuda/visible_gpus.h"
 
+#include <cuda_runtime.h>
+
 #include <cstdlib>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,11 @@ absl::StatusOr<std::string> NameOfGpu(const char* visible, int number) {
   return absl::InvalidArgumentError(
       absl::StrFormat("GPU %d, counted from 0, of the %d that %s=%s names", number, names.size(),
                       kVariable, visible));
+}
+
+int NumVisibleGpus() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
 absl::Status SeeOneGpu(int number) {

@@ -14,6 +14,9 @@ namespace tandem {
 // the variable has it. InvalidArgument, with both, if there are not so many.
 absl::StatusOr<std::string> NameOfGpu(const char* visible, int number);
 
+// How many the process sees; 0 if CUDA cannot be used.
+int NumVisibleGpus();
+
 // From now on, of those that the process sees, that one alone, on all of its threads; it has not
 // used CUDA yet. Errors of NameOfGpu.
 absl::Status SeeOneGpu(int number);

@@ -41,6 +41,9 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             "workers that share this machine: memory is divided by it, and threads of prefill "
             "workers let others go first",
             1, 1024);
+  flags.Add("gpu-share", &options->gpu_share, "N",
+            "workers that share this one's GPU, whose memory is divided by it; 0: --machine-share",
+            0, 1024);
   flags.Add("memory-limit", &options->memory_limit, "BYTES", kMemoryLimitHelp);
   flags.Add(
       "drain-seconds", &options->drain_seconds, "N",

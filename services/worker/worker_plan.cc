@@ -12,14 +12,19 @@
 namespace tandem {
 namespace {
 
+// What moves blocks of that backend's pool.
+absl::StatusOr<std::string> TransportOf(const std::string& transport, const Backend& backend) {
+  const bool on_host = backend.pool_kind() == MemoryKind::kHost;
+  if (transport == "auto") return on_host ? "ucx" : "grpc";
+  if (transport != "ucx" || on_host) return transport;
+  return absl::InvalidArgumentError(
+      "--transport: ucx moves the host's memory, and the KV pool is the device's; choose grpc");
+}
+
 absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const Backend& backend) {
   WorkerMemory memory;
   TANDEM_ASSIGN_OR_RETURN(memory.device, backend.MeasureMemory());
   if (transport != "ucx") return memory;
-  if (backend.pool_kind() != MemoryKind::kHost) {
-    return absl::InvalidArgumentError(
-        "--transport: ucx moves the host's memory, and the KV pool is the device's; choose grpc");
-  }
   RemoveAbandonedPools();
   TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
   return memory;
@@ -29,6 +34,7 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
 
 absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineLimits& machine,
                                       const Backend& backend) {
+  TANDEM_ASSIGN_OR_RETURN(const std::string transport, TransportOf(options.transport, backend));
   const ModelOptions model_options{
       .folder = options.model,
       .load_format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors,
@@ -49,10 +55,10 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .window = model.config.largest_window(),
       .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute),
       .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.types.compute)};
-  TANDEM_ASSIGN_OR_RETURN(const WorkerMemory memory, MeasureMemory(options.transport, backend));
+  TANDEM_ASSIGN_OR_RETURN(const WorkerMemory memory, MeasureMemory(transport, backend));
   TANDEM_ASSIGN_OR_RETURN(const WorkerSizes sizes,
                           SizeWorker(options, model_sizes, machine, memory));
-  return WorkerPlan{model_options, model, layout, sizes};
+  return WorkerPlan{transport, model_options, model, layout, sizes};
 }
 
 void RemoveAbandonedPools() { ShmFolder::RemoveAbandoned(); }

@@ -3,6 +3,8 @@
 #ifndef TANDEM_SERVICES_WORKER_WORKER_PLAN_H_
 #define TANDEM_SERVICES_WORKER_WORKER_PLAN_H_
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 #include "runtime/model/kv_layout.h"
@@ -13,6 +15,7 @@
 namespace tandem {
 
 struct WorkerPlan {
+  std::string transport;  // "ucx" or "grpc".
   ModelOptions model_options;
   ModelPlan model;
   KvLayout layout;

@@ -54,10 +54,11 @@ void StopOnCorruption(const absl::Status& why) {
   std::_Exit(kExitToBeReplaced);
 }
 
-void WarnOfTheNetwork(const WorkerOptions& options, const FleetSecret& secret) {
+void WarnOfTheNetwork(const WorkerOptions& options, const std::string& transport,
+                      const FleetSecret& secret) {
   options.fleet.WarnOfStrangers(secret, "whoever reaches --listen may use and drain this worker");
   const bool tls = options.fleet.tls.configured();
-  if (tls && options.transport == "ucx" && !options.ucx_devices.empty()) {
+  if (tls && transport == "ucx" && !options.ucx_devices.empty()) {
     LogWarning("UCX does not encrypt KV blocks", {{"ucx_devices", options.ucx_devices}});
   }
   if (!tls && secret.configured() && !ListensOnLoopback(options)) {
@@ -101,8 +102,8 @@ EngineOptions EngineOptionsOf(const WorkerOptions& options, const WorkerPlan& pl
 
 // What the flags say of a worker; its engine and the fingerprints of its model are known.
 absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetSecret& secret,
-                                      const MachineLimits& machine, EngineOptions engine,
-                                      PeerTerms fingerprints) {
+                                      const MachineLimits& machine, const WorkerPlan& plan,
+                                      EngineOptions engine, PeerTerms fingerprints) {
   TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
   WorkerConfig worker;
   worker.engine = std::move(engine);
@@ -112,7 +113,7 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.registration.ended_lives = ended_lives;
   worker.listen = options.listen;
   TANDEM_ASSIGN_OR_RETURN(worker.admin, AdminAddress(options));
-  worker.transport = options.transport;
+  worker.transport = plan.transport;
   worker.ucx_devices = options.ucx_devices;
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
@@ -154,7 +155,6 @@ ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) 
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                     const BackendFactory& create_backend,
                                     const FleetSecret& secret) {
-  WarnOfTheNetwork(options, secret);
   TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
@@ -164,6 +164,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                                            .num_threads = threads,
                                                            .niceness = Niceness(options)}));
   TANDEM_ASSIGN_OR_RETURN(const WorkerPlan plan, PlanWorker(options, machine, *process.backend));
+  WarnOfTheNetwork(options, plan.transport, secret);
   TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
                           ServedName(options.model, options.served_model_name));
   TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
@@ -174,14 +175,14 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
   fingerprints.kv_class = KvClass(*process.model, plan.layout);
   fingerprints.numerics_id = numerics_id;
   TANDEM_ASSIGN_OR_RETURN(WorkerConfig config,
-                          ConfigOf(options, secret, machine, engine, fingerprints));
+                          ConfigOf(options, secret, machine, plan, engine, fingerprints));
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
   TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));
   LogInfo("serving", {{"port", process.worker->port()},
                       {"admin", process.worker->admin_port()},
                       {"role", options.role},
                       {"model", served_name},
-                      {"transport", options.transport},
+                      {"transport", plan.transport},
                       {"kv_blocks", engine.kv.num_blocks},
                       {"block_bytes", engine.kv.block_bytes},
                       {"max_model_tokens", plan.sizes.max_model_tokens},

@@ -114,7 +114,7 @@ absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSiz
       .more = "raise --gpu-memory-utilization",
       .machine_bytes = static_cast<int64_t>(options.gpu_memory_utilization *
                                             static_cast<double>(device.total_bytes)),
-      .num_workers = options.machine_share,
+      .num_workers = options.gpu_share > 0 ? options.gpu_share : options.machine_share,
       .weights_bytes = model.weights_bytes,
       .weights_are_shared = false,
       .router_bytes = 0,

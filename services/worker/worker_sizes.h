@@ -26,6 +26,7 @@ struct SizeOptions : EngineFlags {
   std::string model;
   std::string role = "hybrid";
   int32_t machine_share = 1;  // Workers that share the machine.
+  int32_t gpu_share = 0;      // Workers that share the GPU; 0: all of the machine.
   ByteSize memory_limit{0};
   // What a router that runs on the machine takes. No flag: only who starts both knows.
   int64_t router_bytes = 0;

@@ -33,6 +33,7 @@
 #include "services/worker/engine_flags.h"
 #include "services/worker/worker_plan.h"
 #include "tools/tandem/child_process.h"
+#include "tools/tandem/worker_gpus.h"
 #include "tools/tandem/worker_lives.h"
 
 namespace tandem {
@@ -47,11 +48,18 @@ struct ServeOptions {
   std::string model;
   int32_t prefill = 1, decode = 1, hybrid = 0;
   ClientFlags clients;
-  EngineFlags engine = {.transport = "ucx"};
+  EngineFlags engine = {.transport = "auto"};
   std::vector<std::string> log_arguments;  // What every child is given.
 
   int32_t num_workers() const { return prefill + decode + hybrid; }
+  BackendOptions backend() const { return {.device = engine.device, .isa = engine.isa}; }
 };
+
+WorkerGpus GpusOf(const ServeOptions& options) {
+  return {.device = options.engine.device,
+          .num_workers = options.num_workers(),
+          .num_gpus = NumGpus(options.backend())};
+}
 
 void Declare(ServeOptions* o, FlagSet* flags) {
   flags->Add("prefill", &o->prefill, "N", "prefill workers", 0, 64);
@@ -75,8 +83,9 @@ class Supervisor {
   void HoldForRouter(const std::string& address);
   std::vector<std::string> RouterCommand(const ServeOptions& options,
                                          const std::vector<std::string>& workers) const;
-  std::vector<std::string> WorkerCommand(const ServeOptions& options, const std::string& role,
-                                         const std::string& name, int port) const;
+  std::vector<std::string> WorkerCommand(const ServeOptions& options, const WorkerGpus& gpus,
+                                         const std::string& role, const std::string& name,
+                                         int port) const;
   void StartDue(int64_t now_us);
   void Reap(int64_t now_us);
   // Waits for a signal until `until_us`; the signal's number, or 0.
@@ -115,6 +124,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
   supervisor->worker_drain_ =
       std::chrono::seconds(std::min(options.clients.drain_seconds, kWorkerDrainSeconds));
   std::vector<std::string> addresses;
+  const WorkerGpus gpus = GpusOf(options);
   const std::pair<const char*, int32_t> roles[] = {
       {"prefill", options.prefill}, {"decode", options.decode}, {"hybrid", options.hybrid}};
   for (const auto& [role, count] : roles) {
@@ -123,7 +133,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
       addresses.push_back(absl::StrCat("127.0.0.1:", held.port()));
       const std::string name = absl::StrCat(role, "-", i);
       supervisor->children_.emplace_back(
-          name, supervisor->WorkerCommand(options, role, name, held.port()));
+          name, supervisor->WorkerCommand(options, gpus, role, name, held.port()));
       supervisor->ports_.push_back(std::move(held));
     }
   }
@@ -146,9 +156,13 @@ void Supervisor::HoldForRouter(const std::string& address) {
   }
 }
 
+// The worker is the next child.
 std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
-                                                   const std::string& role, const std::string& name,
-                                                   int port) const {
+                                                   const WorkerGpus& gpus, const std::string& role,
+                                                   const std::string& name, int port) const {
+  const auto worker = static_cast<int32_t>(children_.size());
+  EngineFlags flags = options.engine;
+  flags.device = gpus.device_of(worker);
   std::vector<std::string> command = {
       program_folder_ + "/tandem-worker",
       "--model=" + options.model,
@@ -156,9 +170,10 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
       "--role=" + role,
       absl::StrCat("--listen=127.0.0.1:", port),
       absl::StrCat("--machine-share=", options.num_workers()),
+      absl::StrCat("--gpu-share=", gpus.share_of(worker)),
       absl::StrCat("--drain-seconds=", worker_drain_.count()),
   };
-  const std::vector<std::string> engine = options.engine.Arguments();
+  const std::vector<std::string> engine = flags.Arguments();
   command.insert(command.end(), engine.begin(), engine.end());
   command.insert(command.end(), options.log_arguments.begin(), options.log_arguments.end());
   if (options.clients.memory_limit.bytes > 0) {
@@ -301,8 +316,8 @@ absl::Status CheckMachine(const ServeOptions& options) {
   sizes.memory_limit = limit;
   sizes.router_bytes =
       (limit.bytes > 0 ? limit.bytes : DefaultMemoryLimit(machine)) + kProcessReserve;
-  TANDEM_ASSIGN_OR_RETURN(const auto backend, CreateBackend({.device = options.engine.device,
-                                                             .isa = options.engine.isa}));
+  sizes.gpu_share = GpusOf(options).share_of(0);  // The first has as many beside it as any.
+  TANDEM_ASSIGN_OR_RETURN(const auto backend, CreateBackend(options.backend()));
   // One that computes for others keeps all blocks of a prompt, whatever a window leaves behind.
   for (const auto& [role, count] : {std::pair{"prefill", options.prefill},
                                     {"decode", options.decode},

@@ -48,6 +48,7 @@ using cudaHostFn_t = void (*)(void*);
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 
+cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);

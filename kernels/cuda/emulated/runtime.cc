@@ -157,6 +157,10 @@ const char* cudaGetErrorString(cudaError_t error) {
   return "unknown error";
 }
 
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*index*/) {
   *properties = {.name = "emulated GPU",
                  .major = 9,

@@ -78,6 +78,23 @@ TEST_F(WorkerPlanTest, ItsSizesAreThoseOfItsModel) {
                                        512 * ModelExecutor::TokenScratchBytes(config, compute))));
 }
 
+TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
+  EXPECT_EQ(Plan()->transport, "grpc");
+  options_.kv_memory = {64 << 20};
+  for (const char* const transport : {"ucx", "auto"}) {
+    options_.transport = transport;
+    EXPECT_EQ(Plan()->transport, "ucx") << Plan().status();
+  }
+  const auto device = *CreateBackend({.device = "fenced_pool"});
+  const auto plan_on_device = [&] {
+    return PlanWorker(options_, {.cores = 2, .memory_bytes = 1024 * kGiB}, *device);
+  };
+  EXPECT_EQ(plan_on_device()->transport, "grpc");
+  options_.transport = "ucx";
+  EXPECT_THAT(std::string(plan_on_device().status().message()),
+              HasSubstr("--transport: ucx moves the host's memory"));
+}
+
 // The pool of the other transport is nowhere but in the process's own memory.
 TEST_F(WorkerPlanTest, SharedMemoryIsMeasuredWhereThePoolIsThere) {
   options_.kv_memory = {900 * kGiB};

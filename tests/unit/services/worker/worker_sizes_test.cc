@@ -366,6 +366,9 @@ TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
   EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, (40 - 2) << 10);
   options_.machine_share = 2;
   EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, (20 - 2) << 10) << "each has weights of its own";
+  options_.machine_share = 7;
+  options_.gpu_share = 2;
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, (20 - 2) << 10) << "others have other GPUs";
   options_.kv_memory = {18 * kGiB};
   EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, 18 << 10);
   options_.kv_memory = {18 * kGiB + 1};

@@ -1,0 +1,29 @@
+#include "tools/tandem/worker_gpus.h"
+
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+TEST(WorkerGpusTest, WorkersAreDealtOutToAllGpus) {
+  const WorkerGpus gpus{.device = "auto", .num_workers = 5, .num_gpus = 3};
+  const std::string devices[] = {"cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"};
+  const int32_t shares[] = {2, 2, 1, 2, 2};
+  for (int32_t worker = 0; worker < 5; ++worker) {
+    EXPECT_EQ(gpus.device_of(worker), devices[worker]);
+    EXPECT_EQ(gpus.share_of(worker), shares[worker]);
+  }
+}
+
+TEST(WorkerGpusTest, OneDeviceIsSharedByAll) {
+  for (const int32_t num_gpus : {0, 1}) {
+    for (const char* const device : {"cpu", "auto", "cuda:1"}) {
+      const WorkerGpus gpus{.device = device, .num_workers = 3, .num_gpus = num_gpus};
+      EXPECT_EQ(gpus.device_of(2), device);
+      EXPECT_EQ(gpus.share_of(2), 3);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
