@@ -25,9 +25,11 @@ void EngineFlags::Declare(FlagSet* flags) {
              "tokens computed in one step; 0: 512, or twice --max-num-seqs if that is more", 0,
              1 << 20);
   flags->Add("block-size", &block_size, "16|32", "tokens in a KV block", 16, 32);
-  flags->Add("device", &device, "auto|cpu|cuda[:N]",
-             "what computes; cuda: the first GPU, or the N-th, from 0, of those that the process "
-             "sees; auto: a GPU where this was built with CUDA and there is one, else the cpu");
+  flags->Add(
+      "device", &device, "DEVICE",
+      "what computes, auto, cpu, cuda or cuda:N; cuda: the first GPU, or the N-th, from 0, "
+      "of those that the process sees; auto: a GPU where this was built with CUDA and there is "
+      "one, else the cpu");
   flags->Add("gpu-memory-utilization", &gpu_memory_utilization, "X",
              "part of a GPU's memory that all its workers take together, on a GPU: weights, KV and "
              "what they compute with",

@@ -31,12 +31,17 @@ def bounds_are_those_of(program, schema, definitions):
                 value = f"{2**25}{unit}"
                 if re.search(allowed["pattern"], value) and f"--{name}" in refusal(program, f"--{name}={value}"):
                     yield f"{program} does not take --{name}={value}"
+        elif kind == "DEVICE":
+            devices = ("auto", "cpu", "cuda", "cuda:0", "cuda:31", "cuda:", "cuda:x", "gpu")
+            wanted = [device for device in devices if not refusal(program, f"--{name}={device}", "--model=m")]
+            said = [device for device in devices if re.search(allowed["pattern"], device)]
         elif kind in ("", "URL,..."):
             wanted, said = {"": "boolean", "URL,...": "array"}[kind], allowed["type"]
         else:
             span = re.search(r"want a number from (\S+) to ([^,\s]+)", refusal(program, f"--{name}=x"))
-            whole = "number" in refusal(program, f"--{name}=1.5")
-            wanted = ["integer" if whole else "number", *map(float, span.groups())] if span else "no answer"
+            low, high = map(float, span.groups()) if span else (0, 0)
+            whole = "number" in refusal(program, f"--{name}={low + min(high - low, 1) / 2}")
+            wanted = ["integer" if whole else "number", low, high] if span else "no answer"
             said = [allowed["type"], allowed.get("minimum"), allowed.get("maximum")]
         if said != wanted:
             yield f"--{name} of {program} is {wanted}, the schema has {said}"

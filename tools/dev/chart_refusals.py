@@ -22,6 +22,7 @@ REFUSED = [
     ("a flag that no worker has", {"workers/config": {"temperature": 1}}, "temperature"),
     ("a flag that the chart sets", {"workers/config": {"kv-memory": "4GiB"}}, "kv-memory"),
     ("a flag's value that is none", {"workers/config": {"isa": "sse2"}}, "workers.config.isa"),
+    ("a device that is none", {"workers/config": {"device": "gpu"}}, "workers.config.device"),
     ("a worker's flag for routers", {"router/config": {"isa": "avx2"}}, "isa"),
     ("a length of which nothing is left for an answer", {"workers/config": {"max-model-len": 1}}, "workers.config.max-model-len"),
     ("a size in units that programs do not know", {"router/config": {"memory-limit": "64MB"}}, "router.config.memory-limit"),
