@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/create_backend.h"
 #include "runtime/base/check.h"
 #include "tests/support/model_format.h"
+#include "tests/support/test_backend.h"
 
 namespace tandem {
 
@@ -19,11 +19,12 @@ std::vector<std::string> PathsOfOneClass() {
 }
 
 LoadedModel::LoadedModel(const std::string& folder, const std::string& format,
-                         const std::string& isa, int num_threads) {
-  const bool fenced = isa == kFencedPath;
-  auto backend = CreateBackend({.device = fenced ? "fenced" : "cpu",
-                                .isa = fenced ? "auto" : isa,
-                                .num_threads = num_threads});
+                         const std::string& path, int num_threads) {
+  BackendOptions options{.isa = path, .num_threads = num_threads};
+  if (path == kFencedPath) options = {.device = "fenced", .num_threads = num_threads};
+  if (path == kGpuPath) options = {.device = kEmulatedDevice, .isa = "fma"};
+  if (path == kTensorPath) options = {.device = kEmulatedDevice, .isa = "tensor"};
+  auto backend = CreateTestBackend(options);
   TANDEM_CHECK(backend.ok()) << backend.status().ToString();
   backend_ = *std::move(backend);
   auto model = Model::Load(InFormat(folder, format), backend_.get());
@@ -34,7 +35,10 @@ LoadedModel::LoadedModel(const std::string& folder, const std::string& format,
 ModelFleetExecutor::ModelFleetExecutor(const ModelExecutorOptions& options,
                                        const LoadedModel& model, const KvPoolMemory& pool)
     : pool_(static_cast<uint8_t*>(pool.base)) {
-  auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), pool);
+  KvPoolMemory memory = pool;
+  memory.kind =
+      model.backend()->pool_kind();  // Whose address it is: an emulated GPU has the host's.
+  auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), memory);
   TANDEM_CHECK(executor.ok()) << executor.status().ToString();
   executor_ = *std::move(executor);
 }

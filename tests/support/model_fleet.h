@@ -20,12 +20,15 @@ std::vector<std::string> PathsOfOneClass();
 
 // Stands where an instruction set may: the fenced device, which computes with the best of them.
 inline constexpr char kFencedPath[] = "fenced";
+// An emulated GPU (test_backend.h): in the class of the cpu's, and of its tensor cores.
+inline constexpr char kGpuPath[] = "gpu";
+inline constexpr char kTensorPath[] = "gpu-tensor";
 
-// A checkpoint in a format (model_format.h) on a cpu backend of so many threads. Dies if it cannot
-// be loaded.
+// A checkpoint in a format (model_format.h) on the backend of that path, with so many threads where
+// it has any. Dies if it cannot be loaded.
 class LoadedModel {
  public:
-  LoadedModel(const std::string& folder, const std::string& format, const std::string& isa,
+  LoadedModel(const std::string& folder, const std::string& format, const std::string& path,
               int num_threads);
 
   const Model& model() const { return *model_; }

@@ -4,12 +4,19 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 
+#include "kernels/create_backend.h"
 #include "tests/unit/runtime/model/model_golden.h"
 
 int main(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
-    const auto comparison = tandem::CompareWithGolden(argv[i], {.isa = argv[1], .num_threads = 1});
+    auto backend = tandem::CreateBackend({.isa = argv[1]});
+    if (!backend.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(backend.status().message()).c_str());
+      return 2;
+    }
+    const auto comparison = tandem::CompareWithGolden(argv[i], *std::move(backend));
     if (comparison.ok()) {
       std::printf("%s compared %.3e %d %d\n", argv[i], static_cast<double>(comparison->worst_logit),
                   comparison->wrong_texts, comparison->num_texts);

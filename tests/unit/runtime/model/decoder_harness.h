@@ -9,6 +9,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,10 +29,17 @@ class DecoderHarness {
 
   static absl::StatusOr<std::unique_ptr<DecoderHarness>> Create(const std::string& folder,
                                                                 const std::string& format,
-                                                                const BackendOptions& backend,
+                                                                const BackendOptions& options,
+                                                                int64_t max_tokens) {
+    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateBackend(options));
+    return Create(folder, format, std::move(backend), max_tokens);
+  }
+  static absl::StatusOr<std::unique_ptr<DecoderHarness>> Create(const std::string& folder,
+                                                                const std::string& format,
+                                                                std::unique_ptr<Backend> backend,
                                                                 int64_t max_tokens) {
     std::unique_ptr<DecoderHarness> harness(new DecoderHarness());
-    TANDEM_ASSIGN_OR_RETURN(harness->backend_, CreateBackend(backend));
+    harness->backend_ = std::move(backend);
     TANDEM_ASSIGN_OR_RETURN(harness->model_,
                             Model::Load(InFormat(folder, format), harness->backend_.get()));
     const Model& model = *harness->model_;

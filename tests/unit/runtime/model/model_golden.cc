@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/check.h"
@@ -68,9 +69,9 @@ float WorstRow(std::span<const float> got, std::span<const float> want, size_t v
 }  // namespace
 
 absl::StatusOr<GoldenComparison> CompareWithGolden(const std::string& folder,
-                                                   const BackendOptions& backend) {
+                                                   std::unique_ptr<Backend> backend) {
   TANDEM_ASSIGN_OR_RETURN(const auto harness,
-                          DecoderHarness::Create(folder, "f32", backend, kMaxTokens));
+                          DecoderHarness::Create(folder, "f32", std::move(backend), kMaxTokens));
   const size_t vocab = harness->vocab_size();
   GoldenComparison comparison;
   for (const Golden& golden : ReadGoldens(folder)) {

@@ -5,10 +5,11 @@
 #ifndef TANDEM_TESTS_UNIT_RUNTIME_MODEL_MODEL_GOLDEN_H_
 #define TANDEM_TESTS_UNIT_RUNTIME_MODEL_MODEL_GOLDEN_H_
 
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/create_backend.h"
+#include "kernels/api/backend.h"
 
 namespace tandem {
 
@@ -22,7 +23,7 @@ struct GoldenComparison {
 
 // Computes in f32. The error of loading the checkpoint, if it is refused.
 absl::StatusOr<GoldenComparison> CompareWithGolden(const std::string& folder,
-                                                   const BackendOptions& backend);
+                                                   std::unique_ptr<Backend> backend);
 
 }  // namespace tandem
 

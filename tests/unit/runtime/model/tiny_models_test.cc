@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <string>
 #include <tuple>
+#include <utility>
 
+#include "kernels/create_backend.h"
 #include "tests/unit/runtime/model/model_golden.h"
 
 namespace tandem {
@@ -18,12 +20,13 @@ TEST_P(TinyModelTest, LogitsAndGreedyTokensAreThoseOfTransformers) {
   const bool is_device = isa == "reference" || isa == "fenced";
   const BackendOptions options{
       .device = is_device ? isa : "cpu", .isa = is_device ? "auto" : isa, .num_threads = 2};
-  if (const auto backend = CreateBackend(options); !backend.ok()) {
+  auto backend = CreateBackend(options);
+  if (!backend.ok()) {
     ASSERT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
     GTEST_SKIP() << isa << " is not on this machine";
   }
-  const auto comparison =
-      CompareWithGolden(std::string(TANDEM_TEST_DATA) + "/tiny_models/" + name, options);
+  const auto comparison = CompareWithGolden(std::string(TANDEM_TEST_DATA) + "/tiny_models/" + name,
+                                            *std::move(backend));
   ASSERT_TRUE(comparison.ok()) << comparison.status().message();
   EXPECT_EQ(comparison->num_texts, 3);
   EXPECT_EQ(comparison->wrong_texts, 0);
