@@ -44,7 +44,8 @@ struct Plan {
   std::vector<int32_t> rows;
   std::vector<SampleJob> jobs;
   std::vector<SampleEdit> edits;
-  std::vector<int32_t> drawn, cuts, scored, summed;
+  std::vector<SampleJob> drawn, cuts;
+  std::vector<int32_t> scored, summed;
   std::vector<SampleBias> biases;
   std::vector<int32_t> masked;
   std::vector<uint32_t> words;
@@ -84,9 +85,7 @@ void AddEdit(const SampleQuery& query, int64_t vocabulary, SampleJob* job, Plan*
 }
 
 void AddDraw(const SampleQuery& query, int64_t vocabulary, SampleJob* job, Plan* plan) {
-  const int32_t place = CountOf(plan->jobs);
   job->draw = CountOf(plan->drawn);
-  plan->drawn.push_back(place);
   job->temperature = query.temperature;
   job->random = RandomBits(query.seed, query.choice, query.position, RandomPurpose::kToken);
   job->top_k = query.top_k < vocabulary ? query.top_k : 0;
@@ -94,17 +93,19 @@ void AddDraw(const SampleQuery& query, int64_t vocabulary, SampleJob* job, Plan*
   if (job->has_top_p) {
     job->top_p = static_cast<uint32_t>(static_cast<double>(query.top_p) * 0x1p32);
   }
-  if (job->top_k == 0 && !job->has_top_p) return;
-  job->cut = CountOf(plan->cuts);
-  plan->cuts.push_back(place);
-  if (job->top_k > 0 && job->has_top_p) plan->cuts_twice = true;
+  if (job->top_k > 0 || job->has_top_p) {
+    job->cut = CountOf(plan->cuts);
+    plan->cuts.push_back(*job);
+    plan->cuts_twice |= job->top_k > 0 && job->has_top_p;
+  }
+  plan->drawn.push_back(*job);
 }
 
 // `checked`: what is wrong with the query but for its row.
 void AddQuery(const SampleQuery& query, const absl::Status& checked, int64_t vocabulary,
               Plan* plan) {
   if (plan->rows.empty() || plan->rows.back() != query.row) plan->rows.push_back(query.row);
-  SampleJob job{.row = CountOf(plan->rows) - 1};
+  SampleJob job{.row = query.row, .place = CountOf(plan->rows) - 1};
   if (!checked.ok()) {
     job.given = 0;
   } else if (query.given >= 0) {
@@ -118,7 +119,7 @@ void AddQuery(const SampleQuery& query, const absl::Status& checked, int64_t voc
     job.first_top = plan->num_top;
     plan->num_top += job.num_top;
     plan->scored.push_back(CountOf(plan->jobs));
-    if (plan->summed.empty() || plan->summed.back() != job.row) plan->summed.push_back(job.row);
+    if (plan->summed.empty() || plan->summed.back() != job.place) plan->summed.push_back(job.place);
   }
   plan->jobs.push_back(job);
 }

@@ -24,7 +24,7 @@ __device__ void EditPiece(const SampleLaunch& launch, const SampleEdit& edit,
                           const VocabularyPiece& piece, SharedPtr<float> shared) {
   constexpr float kMasked = -__builtin_inff();
   const uint32_t* const words = launch.words + edit.first_word;
-  ForEachHeld(LogitsOf(launch, edit.row), piece, [&](int place, float logit) {
+  HeldLogits(LogitsOf(launch, edit.row), piece).ForEach([&](int place, float logit) {
     const int64_t id = piece.begin + place;
     const uint32_t word = id / 32 < edit.num_words ? words[id / 32] : 0;
     const bool allowed = edit.num_words == 0 || (word >> id % 32 & 1) != 0;
@@ -66,12 +66,13 @@ __global__ void TANDEM_THREADS(kPieceThreads, 4) ScanKernel(SampleLaunch launch)
   uint64_t best = 0;
   uint64_t not_finite = 0;
   if (piece.job < launch.num_rows) {
-    ForEachHeld(LogitsOf(launch, piece.job), piece, [&](int place, float logit) {
-      const int64_t id = piece.begin + place;
-      best = LargerKey(best, KeyOf(logit, id));
-      if (!IsFinite(logit))
-        not_finite = LargerKey(not_finite, kHighestId - static_cast<uint32_t>(id));
-    });
+    HeldLogits(LogitsOf(launch, launch.rows[piece.job]), piece)
+        .ForEach([&](int place, float logit) {
+          const int64_t id = piece.begin + place;
+          best = LargerKey(best, KeyOf(logit, id));
+          if (!IsFinite(logit))
+            not_finite = LargerKey(not_finite, kHighestId - static_cast<uint32_t>(id));
+        });
     not_finite = LargestOfBlock<kPieceThreads>(not_finite, warps);
     if (threadIdx.x == 0) launch.not_finite[blockIdx.x] = not_finite;
   } else {
@@ -96,14 +97,14 @@ enum Measure : int { kWeight = 0, kCount = 1 };
 constexpr size_t kWeighBytes = (2 * kNumBuckets + kMaxWarps) * sizeof(uint64_t);
 
 __global__ void TANDEM_THREADS(kPieceThreads, 4) WeighKernel(SampleLaunch launch) {
-  BeginLaunch();
+  LetNextLaunchBegin();
   const SharedPtr<uint64_t> sums = SharedCast<uint64_t>(SharedMemory());
   const SharedPtr<uint64_t> warps = sums + 2 * kNumBuckets;
   const VocabularyPiece piece(launch);
-  const SampleJob job = launch.jobs[launch.drawn[piece.job]];
-  const SampleSource source(launch, job);
-  if (source.all_masked || NotFiniteOf(launch, job.row) != 0) return;
-  const SampleWeights weights{source.max(), job.temperature};
+  const SampleJob job = launch.drawn[piece.job];  // No other launch's.
+  WaitForLaunchBefore();
+  const HeldLogits held(SourceOf(launch, job), piece);
+  const SampleWeights weights{LogitOf(BestOf(launch, job)), job.temperature};
   const bool has_cut = job.cut >= 0;
   if (has_cut) {
     sums[threadIdx.x] = 0;
@@ -111,7 +112,7 @@ __global__ void TANDEM_THREADS(kPieceThreads, 4) WeighKernel(SampleLaunch launch
     __syncthreads();
   }
   uint64_t sum = 0;
-  ForEachHeld(source.logits, piece, [&](int /*place*/, float logit) {
+  held.ForEach([&](int /*place*/, float logit) {
     const float exponent = weights.Exponent(logit);
     const int bucket = SampleWeights::Bucket(exponent);
     if (bucket == kNumBuckets - 1) return;
@@ -137,10 +138,9 @@ __global__ void TANDEM_THREADS(kPieceThreads, 4) SumExpKernel(SampleLaunch launc
   const SharedPtr<float> shared = SharedCast<float>(SharedMemory());
   const VocabularyPiece piece(launch);
   const int row = launch.summed[piece.job];
-  const float* const logits = LogitsOf(launch, row);
-  const float max = logits[IdOf(
-      LargestOfPieces(launch.best + int64_t{row} * launch.num_pieces, launch.num_pieces))];
-  ForEachHeld(logits, piece, [&](int place, float logit) { shared[place] = Exp(logit - max); });
+  const HeldLogits held(LogitsOf(launch, launch.rows[row]), piece);
+  const float max = LogitOf(BestOfRow(launch, row));
+  held.ForEach([&](int place, float logit) { shared[place] = Exp(logit - max); });
   __syncthreads();
   if (threadIdx.x >= 32) return;
   float lane = 0.0f;
@@ -197,21 +197,22 @@ __device__ SampleCut FindBucket(const SelectLaunch& select, const SampleJob& job
 constexpr size_t kSelectBytes = (2 + kMaxWarps) * sizeof(uint64_t);
 
 __global__ void TANDEM_THREADS(kPieceThreads, 4) SelectKernel(SelectLaunch select) {
-  BeginLaunch();
+  LetNextLaunchBegin();
   const SharedPtr<uint64_t> shared = SharedCast<uint64_t>(SharedMemory());
   const SharedPtr<uint64_t> warps = shared + 2;
   const SampleLaunch& launch = select.sample;
   const VocabularyPiece piece(launch);
-  const SampleJob job = launch.jobs[launch.cuts[piece.job]];
+  const SampleJob job = launch.cuts[piece.job];  // No other launch's.
+  WaitForLaunchBefore();
   const Round round(job, select.round);
-  const SampleSource source(launch, job);
-  if (!round.exists || source.all_masked || NotFiniteOf(launch, job.row) != 0) return;
+  if (!round.exists) return;
+  const HeldLogits held(SourceOf(launch, job), piece);
+  const SampleWeights weights{LogitOf(BestOf(launch, job)), job.temperature};
   const SampleCut cut = FindBucket(select, job, round.measure, shared);
   const bool keeps_all = cut.bucket == kNumBuckets - 1;
-  const SampleWeights weights{source.max(), job.temperature};
   uint64_t above = 0;
   uint32_t listed = 0;  // bits
-  ForEachHeld(source.logits, piece, [&](int place, float logit) {
+  held.ForEach([&](int place, float logit) {
     const float exponent = weights.Exponent(logit);
     const int bucket = SampleWeights::Bucket(exponent);
     if (bucket < cut.bucket) above += SampleWeights::At(exponent);
@@ -364,7 +365,7 @@ __device__ uint64_t FindCut(const Candidates& candidates, Measure measure, uint6
 }
 
 // The token of a draw: ids rising until what is kept weighs more than `target`.
-__device__ void DrawToken(const SampleLaunch& launch, const SampleSource& source,
+__device__ void DrawToken(const SampleLaunch& launch, const float* logits,
                           const SampleWeights& weights, uint64_t cut, uint64_t random,
                           const DrawShared& shared, int32_t* token) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -386,7 +387,7 @@ __device__ void DrawToken(const SampleLaunch& launch, const SampleSource& source
     const int place = thread * kDrawHeld + i;
     held[i] = 0;
     if (place < count) {
-      const float logit = source.logits[first + place];
+      const float logit = logits[first + place];
       if (KeyOf(logit, first + place) >= cut) held[i] = weights.Of(logit);
     }
     mine += held[i];
@@ -409,23 +410,24 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
   SampleAnswer* const answer = launch.answers + blockIdx.x;
   const Round round(job, select.round);
   if (!round.exists) return;
-  const uint64_t not_finite = NotFiniteOf(launch, job.row);
-  const SampleSource source(launch, job);
-  const bool draws = not_finite == 0 && job.draw >= 0 && !source.all_masked;
+  const uint64_t not_finite = LargestOfPieces(
+      launch.not_finite + int64_t{job.place} * launch.num_pieces, launch.num_pieces);
+  const uint64_t best = BestOf(launch, job);
+  const bool all_masked = LogitOf(best) == -__builtin_inff();
+  const bool draws = not_finite == 0 && job.draw >= 0 && !all_masked;
   if (threadIdx.x == 0 && select.round == 0) {
     const int32_t id = IdOf(not_finite);
     const float logit = not_finite == 0 ? 0.0f : LogitsOf(launch, job.row)[id];
-    const int32_t token = job.given >= 0               ? job.given
-                          : source.all_masked || draws ? -1
-                                                       : IdOf(source.best);
-    *answer = {.token = token,
+    const int32_t highest = all_masked || draws ? -1 : IdOf(best);
+    *answer = {.token = job.given >= 0 ? job.given : highest,
                .not_finite = not_finite == 0 ? -1 : id,
                .logit = logit,
                .logprob = 0,
                .num_better = 0};
   }
   if (!draws) return;
-  const SampleWeights weights{source.max(), job.temperature};
+  const float* const logits = SourceOf(launch, job);
+  const SampleWeights weights{LogitOf(best), job.temperature};
   if (threadIdx.x < static_cast<unsigned>(launch.num_pieces)) {
     shared.pieces[threadIdx.x] =
         launch.weights[int64_t{job.draw} * launch.num_pieces + threadIdx.x];
@@ -436,7 +438,7 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
   }
   uint64_t cut = 0;
   if (job.cut >= 0 && launch.states[job.cut].bucket < kNumBuckets - 1) {
-    const Candidates candidates(launch, job, source.logits, weights, shared);
+    const Candidates candidates(launch, job, logits, weights, shared);
     cut = FindCut(candidates, round.measure, launch.states[job.cut].rest, shared);
     candidates.ForEach([&](uint64_t key, uint64_t weight) {
       if (key >= cut) AddShared(shared.pieces + IdOf(key) / kPieceIds, weight);
@@ -444,7 +446,7 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
     __syncthreads();
   }
   if (round.is_last) {
-    DrawToken(launch, source, weights, cut, job.random, shared, &answer->token);
+    DrawToken(launch, logits, weights, cut, job.random, shared, &answer->token);
     return;
   }
   const int thread = static_cast<int>(threadIdx.x);
@@ -460,7 +462,7 @@ __device__ void ListTop(const SampleLaunch& launch, const SampleJob& job, const 
                         float max, float log_sum, SharedPtr<uint64_t> shared) {
   const SharedPtr<uint64_t> warps = shared + kMaxPieces;
   if (threadIdx.x < static_cast<unsigned>(launch.num_pieces)) {
-    shared[threadIdx.x] = launch.best[int64_t{job.row} * launch.num_pieces + threadIdx.x];
+    shared[threadIdx.x] = launch.best[int64_t{job.place} * launch.num_pieces + threadIdx.x];
   }
   for (int i = 0; i < job.num_top; ++i) {
     __syncthreads();
@@ -516,11 +518,10 @@ __global__ void TANDEM_THREADS(kPieceThreads, 4) ScoreKernel(SampleLaunch launch
     if (threadIdx.x == 0 && better > 0) AddGlobal(&answer->num_better, better);
     return;
   }
-  const float max = logits[IdOf(
-      LargestOfPieces(launch.best + int64_t{job.row} * launch.num_pieces, launch.num_pieces))];
+  const float max = logits[IdOf(BestOfRow(launch, job.place))];
   float sum = 0.0f;
   for (int piece = 0; piece < launch.num_pieces; ++piece) {
-    sum = sum + launch.exp_sums[int64_t{job.row} * launch.num_pieces + piece];
+    sum = sum + launch.exp_sums[int64_t{job.place} * launch.num_pieces + piece];
   }
   const float log_sum = Log(sum);
   if (threadIdx.x == 0) answer->logprob = LogProbability(logit, max, log_sum);

@@ -27,8 +27,9 @@ inline constexpr int kNumBuckets = 256;
 
 // One query.
 struct SampleJob {
-  int32_t row;         // its place among the launch's rows
-  int32_t edit = -1;   // that of its own copy of the row; -1: it draws from the row itself
+  int32_t row;         // of the logits
+  int32_t place;       // The row's, among those that are read.
+  int32_t edit = -1;   // the place of its own copy of the row; -1: it draws from the row itself
   int32_t draw = -1;   // that of its weights; -1: greedy, or nothing to draw
   int32_t cut = -1;    // that of its cut; -1: all are kept
   int32_t given = -1;  // the token, if it is not drawn
@@ -44,7 +45,7 @@ struct SampleJob {
 // A copy of a row to draw from, and what is other there. Biases and masks are some of the launch's,
 // ids rising.
 struct SampleEdit {
-  int32_t row;
+  int32_t row;  // of the logits
   int32_t first_bias = 0, num_biases = 0;
   int32_t first_masked = 0, num_masked = 0;
   int32_t first_word = 0, num_words = 0;  // TokenMask; no word is no mask.
@@ -81,10 +82,10 @@ struct SampleLaunch {
   const SampleJob* jobs;    // [Q]
   const int32_t* rows;      // [R] of the logits
   const SampleEdit* edits;  // [E]
-  const int32_t* drawn;     // [D] jobs
-  const int32_t* cuts;      // [C] jobs
-  const int32_t* scored;    // [S] jobs
-  const int32_t* summed;    // [L] rows, by their places
+  const SampleJob* drawn;   // [D]
+  const SampleJob* cuts;    // [C]
+  const int32_t* scored;    // [S] which of the jobs
+  const int32_t* summed;    // [L] places of rows
   const SampleBias* biases;
   const int32_t* masked;
   const uint32_t* words;

@@ -37,11 +37,17 @@ __device__ __forceinline__ int32_t IdOf(uint64_t key) {
   return static_cast<int32_t>(kHighestId - static_cast<uint32_t>(key));
 }
 
+// But for the sign of a zero, which no weight depends on.
+__device__ __forceinline__ float LogitOf(uint64_t key) {
+  const auto ordered = static_cast<uint32_t>(key >> 32);
+  return __uint_as_float((ordered & 0x80000000u) != 0 ? ordered & 0x7FFFFFFFu : ~ordered);
+}
+
 __device__ __forceinline__ bool IsFinite(float x) {
   return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u;
 }
 
-// What a job draws from.
+// What ids weigh. Where the highest logit is no finite one, all are in the last bucket.
 struct SampleWeights {
   float max;
   float temperature;
@@ -128,28 +134,21 @@ __device__ __forceinline__ uint64_t LargestOfPieces(const uint64_t* pieces, int 
 // ---- rows ----
 
 __device__ __forceinline__ const float* LogitsOf(const SampleLaunch& launch, int row) {
-  return launch.logits + int64_t{launch.rows[row]} * launch.vocabulary;
+  return launch.logits + int64_t{row} * launch.vocabulary;
+}
+// What a job draws from: its row, or its own copy.
+__device__ __forceinline__ const float* SourceOf(const SampleLaunch& launch, const SampleJob& job) {
+  return job.edit < 0 ? LogitsOf(launch, job.row)
+                      : launch.edited + int64_t{job.edit} * launch.vocabulary;
 }
 
-__device__ __forceinline__ uint64_t NotFiniteOf(const SampleLaunch& launch, int row) {
-  return LargestOfPieces(launch.not_finite + int64_t{row} * launch.num_pieces, launch.num_pieces);
+// Keys of the best ids: of a row, by its place, and of what a job draws from.
+__device__ __forceinline__ uint64_t BestOfRow(const SampleLaunch& launch, int place) {
+  return LargestOfPieces(launch.best + int64_t{place} * launch.num_pieces, launch.num_pieces);
 }
-
-// What a job draws from: a row, or its own copy.
-struct SampleSource {
-  const float* logits;
-  uint64_t best;  // key
-  bool all_masked;
-
-  __device__ SampleSource(const SampleLaunch& launch, const SampleJob& job) {
-    const int64_t place = job.edit < 0 ? job.row : launch.num_rows + job.edit;
-    logits =
-        job.edit < 0 ? LogitsOf(launch, job.row) : launch.edited + job.edit * launch.vocabulary;
-    best = LargestOfPieces(launch.best + place * launch.num_pieces, launch.num_pieces);
-    all_masked = max() == -__builtin_inff();
-  }
-  __device__ float max() const { return logits[IdOf(best)]; }
-};
+__device__ __forceinline__ uint64_t BestOf(const SampleLaunch& launch, const SampleJob& job) {
+  return BestOfRow(launch, job.edit < 0 ? job.place : launch.num_rows + job.edit);
+}
 
 // The piece of the running block, whose number is job · P + piece.
 struct VocabularyPiece {
@@ -169,22 +168,30 @@ struct VocabularyPiece {
   }
 };
 
-// function(place, logit) for this thread's share of a piece, ids rising.
-template <typename Function>
-__device__ __forceinline__ void ForEachHeld(const float* logits, const VocabularyPiece& piece,
-                                            const Function& function) {
-  float held[kHeldIds];
+// A thread's share of a piece.
+class HeldLogits {
+ public:
+  __device__ HeldLogits(const float* logits, const VocabularyPiece& piece) : count_(piece.count) {
 #pragma unroll
-  for (int i = 0; i < kHeldIds; ++i) {
-    const int place = static_cast<int>(threadIdx.x) + i * kPieceThreads;
-    held[i] = place < piece.count ? logits[piece.begin + place] : 0.0f;
+    for (int i = 0; i < kHeldIds; ++i) {
+      const int place = static_cast<int>(threadIdx.x) + i * kPieceThreads;
+      held_[i] = place < count_ ? logits[piece.begin + place] : 0.0f;
+    }
   }
+  // function(place, logit), ids rising.
+  template <typename Function>
+  __device__ __forceinline__ void ForEach(const Function& function) const {
 #pragma unroll
-  for (int i = 0; i < kHeldIds; ++i) {
-    const int place = static_cast<int>(threadIdx.x) + i * kPieceThreads;
-    if (place < piece.count) function(place, held[i]);
+    for (int i = 0; i < kHeldIds; ++i) {
+      const int place = static_cast<int>(threadIdx.x) + i * kPieceThreads;
+      if (place < count_) function(place, held_[i]);
+    }
   }
-}
+
+ private:
+  const int count_;
+  float held_[kHeldIds];
+};
 
 }  // namespace tandem
 
