@@ -70,8 +70,9 @@ __global__ void TANDEM_THREADS(kPieceThreads, 4) ScanKernel(SampleLaunch launch)
         .ForEach([&](int place, float logit) {
           const int64_t id = piece.begin + place;
           best = LargerKey(best, KeyOf(logit, id));
-          if (!IsFinite(logit))
+          if (!IsFinite(logit)) {
             not_finite = LargerKey(not_finite, kHighestId - static_cast<uint32_t>(id));
+          }
         });
     not_finite = LargestOfBlock<kPieceThreads>(not_finite, warps);
     if (threadIdx.x == 0) launch.not_finite[blockIdx.x] = not_finite;
@@ -303,14 +304,27 @@ class Candidates {
   }
 
  private:
-  // A warp each piece.
+  // A warp each piece, some candidates of a lane at once.
   template <typename Function>
   __device__ void Compute(const Function& function) const {
+    constexpr int kAtOnce = 4;
     for (int piece = threadIdx.x / 32; piece < num_pieces_; piece += kDrawThreads / 32) {
-      for (int i = threadIdx.x % 32; i < counts_[piece]; i += 32) {
-        const int64_t first = int64_t{piece} * kPieceIds;
-        const int64_t id = first + places_[first + i];
-        function(piece, i, KeyOf(logits_[id], id), weights_.Of(logits_[id]));
+      const int first = piece * kPieceIds;
+      const int count = counts_[piece];
+      for (int i = threadIdx.x % 32; i < count; i += 32 * kAtOnce) {
+        int ids[kAtOnce];
+        float logits[kAtOnce];
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+          ids[n] = i + 32 * n < count ? first + places_[first + i + 32 * n] : first;
+        }
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) logits[n] = logits_[ids[n]];
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) {
+          if (i + 32 * n >= count) break;
+          function(piece, i + 32 * n, KeyOf(logits[n], ids[n]), weights_.Of(logits[n]));
+        }
       }
     }
   }

@@ -1,13 +1,14 @@
 // Tokens from logits on a GPU (Backend::Sample), bit for bit those of kernels/sampling. Weights are
-// integers, so that their sums have no order, and an id's place in the order of draws.h is a
-// number, its key: what a block of threads finds in one piece of a row, others add up or compare.
+// integers, so that their sums have no order, and an id's place in the order of Better
+// (kernels/sampling/row.h) is a number, its key: what a block of threads finds in one piece of a
+// row, others add up or compare.
 //
 // A row is read piece by piece (kVocabularyPiece ids), a block each:
-//   scan    the best id of each piece, the first that is no number; copies with bias and masks
-//   weigh   sums of weights; for a cut, what ids weigh, or how many they are, in each of
-//   kNumBuckets select  the bucket that a cut is in; what is above it is summed, its own ids are
-//   listed draw    one block a query: the cut among those listed, and the token score   ranks and
-//   the best ids, where log-probabilities are asked for
+//   scan:   each piece's best id, and its first that is no number; copies with bias and masks
+//   weigh:  sums of weights; for a cut, what ids weigh or count in each of kNumBuckets
+//   select: the bucket that a cut is in; what is above is summed, its own ids are listed
+//   draw:   one block a query: the cut among those listed, and the token
+//   score:  ranks and the best ids, where log-probabilities are asked for
 // Top-k with top-p takes select and draw twice: what top-k keeps says where top-p cuts.
 
 #ifndef TANDEM_KERNELS_CUDA_CUDA_SAMPLING_H_
@@ -67,7 +68,7 @@ struct SampleAnswer {
   int32_t token;        // -1: every token is masked.
   int32_t not_finite;   // the first id whose logit is none; -1: all are
   float logit;          // of that
-  float logprob;        // if it is asked for, as is
+  float logprob;        // where it is asked for, as what follows
   uint64_t num_better;  // how many ids are better than the token
 };
 
