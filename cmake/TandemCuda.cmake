@@ -37,9 +37,10 @@ target_include_directories(tandem_cudart SYSTEM INTERFACE ${TANDEM_CUDA_ROOT}/in
 find_library(TANDEM_CUDART cudart_static PATHS ${TANDEM_CUDA_ROOT}/lib ${TANDEM_CUDA_ROOT}/lib64
              NO_DEFAULT_PATH REQUIRED)
 target_link_libraries(tandem_cudart INTERFACE ${TANDEM_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)
-# Numbers as docs/numerics.md has them: nothing contracted, denormals flushed, divisions and roots
-# rounded once.
+# Numbers as docs/numerics.md has them: nothing contracted, denormals flushed (but in a target whose
+# property TANDEM_KEEPS_DENORMALS is on), divisions and roots rounded once.
 target_compile_options(tandem_cudart INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--expt-relaxed-constexpr --fmad=false -ftz=true -prec-div=true>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--expt-relaxed-constexpr --fmad=false -prec-div=true>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-ftz=$<IF:$<BOOL:$<TARGET_PROPERTY:TANDEM_KEEPS_DENORMALS>>,false,true>>"
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-prec-sqrt=true -lineinfo --compress-mode=size>"
   "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${TANDEM_WERROR}>>:SHELL:-Werror all-warnings>")

@@ -63,7 +63,8 @@ struct SampleArgsOf {
   int64_t num_rows;                       // R, may be 0
   int64_t vocabulary;                     // V, at most kMaxVocabulary
   const SampleQuery* queries;             // [Q], of the host, with all that they point at
-  absl::StatusOr<SampleResult>* results;  // [Q], of the host; complete after the next Synchronize()
+  absl::StatusOr<SampleResult>* results;  // [Q], of the host; complete once a later event, or
+                                          // Synchronize(), has been waited for
   int64_t count;                          // Q, may be 0
   static constexpr auto Pointers(auto& self) { return std::tie(self.logits); }
 };

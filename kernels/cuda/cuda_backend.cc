@@ -17,8 +17,8 @@
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_rows.h"
+#include "kernels/cuda/cuda_sampler.h"
 #include "kernels/cuda/cuda_stream.h"
-#include "kernels/sampling/sampler.h"
 #include "kernels/support/host_args.h"
 #include "kernels/support/staging_ring.h"
 #include "kernels/support/validate.h"
@@ -42,18 +42,6 @@ class CudaLinearOp final : public LinearOp {
   const PackedLinear layer_;
 };
 
-// What the sampler, which is the host's, needs once logits are there.
-struct HostSampling {
-  HostSampleArgs args;
-  std::atomic<uint64_t>* work_done;
-};
-
-void CUDART_CB SampleOnHost(void* user_data) {
-  const std::unique_ptr<HostSampling> sampling(static_cast<HostSampling*>(user_data));
-  SampleRows(sampling->args, 0, sampling->args.count);
-  ++*sampling->work_done;
-}
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const cudaDeviceProp& properties, CudaProducts products,
@@ -67,7 +55,7 @@ class CudaBackend final : public Backend {
         graphs_(stream_->get()),
         scratch_(CudaScratch::Kind::kDevice, stream_->get()),
         checksums_(CudaScratch::Kind::kDevice, stream_->get()),
-        logits_(CudaScratch::Kind::kPinned, stream_->get()) {}
+        sampler_(stream_->get()) {}
   // What is enqueued may use what goes first.
   ~CudaBackend() override { (void)stream_->Synchronize(); }
 
@@ -134,8 +122,12 @@ class CudaBackend final : public Backend {
   }
 
   DeviceEvent Record() override { return {.ticket = stream_->Record()}; }
-  absl::Status Wait(DeviceEvent event) override { return Passed(stream_->Wait(event.ticket)); }
-  absl::Status Synchronize() override { return Passed(stream_->Synchronize()); }
+  absl::Status Wait(DeviceEvent event) override {
+    return Passed(stream_->Wait(event.ticket), event.ticket);
+  }
+  absl::Status Synchronize() override {
+    return Passed(stream_->Synchronize(), stream_->next_ticket());
+  }
 
   absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
                                                DType compute_dtype) const override {
@@ -241,17 +233,7 @@ class CudaBackend final : public Backend {
   absl::Status Sample(const SampleArgs& device_args) override {
     TANDEM_RETURN_IF_ERROR(Validate(device_args));
     if (device_args.count == 0) return absl::OkStatus();
-    HostSampleArgs args = OnHost(device_args);
-    const size_t bytes =
-        static_cast<size_t>(args.num_rows) * static_cast<size_t>(args.vocabulary) * sizeof(float);
-    TANDEM_ASSIGN_OR_RETURN(void* const logits, logits_.Get(bytes));
-    TANDEM_RETURN_IF_ERROR(Download(logits, device_args.logits, bytes));
-    args.logits = static_cast<const float*>(logits);
-    auto* const sampling = new HostSampling{args, &work_done_};  // SampleOnHost frees it.
-    const absl::Status enqueued =
-        Enqueued(cudaLaunchHostFunc(stream_->get(), SampleOnHost, sampling));
-    if (!enqueued.ok()) delete sampling;
-    return enqueued;
+    return sampler_.Enqueue(OnHost(device_args), stream_->next_ticket());
   }
 
   absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
@@ -317,9 +299,11 @@ class CudaBackend final : public Backend {
     return CudaStatus(error, "enqueueing work for the device");
   }
 
-  // Work is done when somebody has seen that it is.
-  absl::Status Passed(absl::Status status) {
-    if (status.ok()) ++work_done_;
+  // Work is done when somebody has seen that it is: here, all up to the point `ticket`.
+  absl::Status Passed(absl::Status status, uint64_t ticket) {
+    if (!status.ok()) return status;
+    ++work_done_;
+    sampler_.Finish(ticket);
     return status;
   }
 
@@ -348,7 +332,7 @@ class CudaBackend final : public Backend {
   CudaGraphs graphs_;
   CudaScratch scratch_;    // of one operation
   CudaScratch checksums_;  // of the device
-  CudaScratch logits_;     // of the host
+  CudaSampler sampler_;
 };
 
 }  // namespace

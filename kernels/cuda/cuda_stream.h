@@ -27,6 +27,8 @@ class CudaStream {
 
   // The point after all that is enqueued. A failure shows when the point is waited for.
   uint64_t Record();
+  // What Record would return now.
+  uint64_t next_ticket() const { return last_ticket_ + 1; }
   // Returns when the stream has passed the point; 0 is passed.
   absl::Status Wait(uint64_t ticket);
   absl::Status Synchronize();

@@ -21,6 +21,8 @@ struct LaunchShape {
   int64_t blocks;  // may be 0: nothing is launched
   int threads;     // of a block: a multiple of 32, at most 1,024
   size_t shared_bytes = 0;
+  // As nvcc is told for the kernel's file (CMakeLists.txt); only the emulation reads it.
+  bool keeps_denormals = false;
 };
 
 }  // namespace tandem

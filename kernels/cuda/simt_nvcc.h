@@ -35,6 +35,19 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
+// Additions that threads make at the same time are all made. Sums of integers have no order.
+__device__ __forceinline__ void AddGlobal(uint64_t* to, uint64_t value) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(to), value);
+}
+// In halves, for which shared memory has an addition of its own; what is carried is the upper's.
+__device__ __forceinline__ void AddShared(SharedPtr<uint64_t> to, uint64_t value) {
+  auto* const halves = reinterpret_cast<uint32_t*>(to);
+  const auto low = static_cast<uint32_t>(value);
+  const uint32_t before = atomicAdd(halves, low);
+  const uint32_t high = static_cast<uint32_t>(value >> 32) + (before + low < low ? 1u : 0u);
+  if (high != 0) atomicAdd(halves + 1, high);
+}
+
 // 16 bytes, each address 16-byte aligned, from global to shared memory, some time before the wait
 // that covers them (cp.async.cg). Nobody else may touch either until then. If not `valid`, zeros
 // are written and nothing is read.

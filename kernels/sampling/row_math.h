@@ -10,7 +10,7 @@
 namespace tandem {
 
 // What a weight counts for: through int64_t, which is one instruction where uint64_t is several.
-[[gnu::always_inline]] inline uint64_t WholeWeight(float weight) {
+[[gnu::always_inline]] constexpr uint64_t WholeWeight(float weight) {
   return static_cast<uint64_t>(static_cast<int64_t>(weight));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -28,13 +29,13 @@ Scratch* ThreadScratch() {
 }
 
 // Names the first logit that is infinite or NaN.
-absl::Status NotFinite(std::span<const float> logits) {
+absl::Status FirstNotFinite(std::span<const float> logits) {
   size_t id = 0;
   while (std::isfinite(logits[id])) ++id;
-  return absl::InternalError(absl::StrFormat("logit of id %d is %f", id, logits[id]));
+  return NotFinite(static_cast<int64_t>(id), logits[id]);
 }
 
-absl::Status CheckQuery(const SampleQuery& query) {
+absl::Status CheckDraw(const SampleQuery& query) {
   if (!(query.temperature >= 0) || !std::isfinite(query.temperature)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("temperature is %f, must be 0 or more", query.temperature));
@@ -50,6 +51,18 @@ absl::Status CheckQuery(const SampleQuery& query) {
   if (query.num_top_logprobs < -1) {
     return absl::InvalidArgumentError(
         absl::StrFormat("num_top_logprobs is %d, must be -1 or more", query.num_top_logprobs));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckScore(int32_t token, int32_t num_top_logprobs, int64_t vocabulary) {
+  if (token < 0 || token >= vocabulary) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("token %d, must be 0 to %d", token, vocabulary - 1));
+  }
+  if (num_top_logprobs < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("num_top_logprobs is %d, must be 0 or more", num_top_logprobs));
   }
   return absl::OkStatus();
 }
@@ -94,13 +107,27 @@ int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const Sam
 
 }  // namespace
 
+absl::Status CheckQuery(const SampleQuery& query, int64_t vocabulary) {
+  return query.given >= 0 ? CheckScore(query.given, query.num_top_logprobs, vocabulary)
+                          : CheckDraw(query);
+}
+
+absl::Status NotFinite(int64_t id, float logit) {
+  return absl::InternalError(absl::StrFormat("logit of id %d is %f", id, logit));
+}
+
+absl::Status AllMasked(int64_t vocabulary) {
+  return absl::InvalidArgumentError(
+      absl::StrFormat("all %d tokens of the vocabulary are masked", vocabulary));
+}
+
 absl::StatusOr<ScoredRow> ScoredRow::Make(std::span<const float> logits) {
   if (logits.empty() || static_cast<int64_t>(logits.size()) > kMaxVocabulary) {
     return absl::InvalidArgumentError(
         absl::StrFormat("vocabulary of %d, must be 1 to %d", logits.size(), kMaxVocabulary));
   }
   ScoredRow row(logits);
-  if (!FindMaxima(logits, &row.maxima_)) return NotFinite(logits);
+  if (!FindMaxima(logits, &row.maxima_)) return FirstNotFinite(logits);
   return row;
 }
 
@@ -110,7 +137,7 @@ float ScoredRow::LogProbabilityOf(int32_t id) const {
 }
 
 absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& query) {
-  TANDEM_RETURN_IF_ERROR(CheckQuery(query));
+  TANDEM_RETURN_IF_ERROR(CheckDraw(query));
   const std::span<const float> logits = row.logits();
   Scratch* scratch = ThreadScratch();
   int32_t token = 0;
@@ -128,8 +155,7 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& que
     MaskAllBut(query.allowed_tokens, &scratch->row);
     FindMaxima(scratch->row, &scratch->maxima);
     if (scratch->maxima.max == kMasked) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("all %d tokens of the vocabulary are masked", logits.size()));
+      return AllMasked(std::ssize(logits));
     }
     token = DrawToken(scratch->row, scratch->maxima, query, &scratch->draw);
   }
@@ -138,14 +164,7 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& que
 }
 
 absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t num_top_logprobs) {
-  if (token < 0 || static_cast<size_t>(token) >= row.logits().size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("token %d, must be 0 to %d", token, row.logits().size() - 1));
-  }
-  if (num_top_logprobs < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("num_top_logprobs is %d, must be 0 or more", num_top_logprobs));
-  }
+  TANDEM_RETURN_IF_ERROR(CheckScore(token, num_top_logprobs, std::ssize(row.logits())));
   return ScoreToken(row, token, num_top_logprobs);
 }
 

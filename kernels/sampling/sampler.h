@@ -43,6 +43,12 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& que
 // `num_top_logprobs` is at least 0. InvalidArgument if `token` is outside the row.
 absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t num_top_logprobs);
 
+// What else refuses a query, in the words of Sample and Score, for backends that draw elsewhere.
+// InvalidArgument if what it asks of a row of `vocabulary` logits is out of range.
+absl::Status CheckQuery(const SampleQuery& query, int64_t vocabulary);
+absl::Status NotFinite(int64_t id, float logit);
+absl::Status AllMasked(int64_t vocabulary);
+
 // All queries of the rows whose first one is in [begin, end). Any thread, in any environment of
 // floats.
 void SampleRows(const HostSampleArgs& args, int64_t begin, int64_t end);

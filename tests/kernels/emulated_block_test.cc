@@ -87,12 +87,14 @@ TEST(EmulatedBlockTest, WhatNobodyWroteAndWhatIsOutOfBoundsIsAFault) {
                 if (threadIdx.x == 0) Shared()[1024] = 1;
               }),
               HasSubstr("out of bounds"));
-  uint32_t read = 0;
+  bool goes_on = false;
   EXPECT_THAT(FaultOf([&] {
-                if (threadIdx.x == 0) read = Shared()[1024];
+                if (threadIdx.x != 0) return;
+                static_cast<void>(uint32_t{Shared()[1024]});
+                goes_on = true;
               }),
               HasSubstr("out of bounds"));
-  EXPECT_EQ(read, 0xFFFFFFFFu);
+  EXPECT_FALSE(goes_on);
 }
 
 TEST(EmulatedBlockTest, ABarrierThatSomeNeverReachIsAFault) {
@@ -236,18 +238,95 @@ TEST(EmulatedBlockTest, MatricesAreLoadedAsFragments) {
 }
 
 TEST(EmulatedBlockTest, ShufflesExchangeWhatLanesHave) {
-  std::vector<uint32_t> same(kThreads), exchanged(kThreads), down(kThreads);
+  std::vector<uint32_t> same(kThreads), exchanged(kThreads), down(kThreads), up(kThreads);
   EXPECT_EQ(FaultOf([&] {
               const uint32_t mine = 100 + threadIdx.x;
               same[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, mine, 3);
               exchanged[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
               down[threadIdx.x] = __shfl_down_sync(0xFFFFFFFFu, mine, 16);
+              up[threadIdx.x] = __shfl_up_sync(0xFFFFFFFFu, mine, 4);
             }),
             "");
   for (uint32_t i = 0; i < kThreads; ++i) {
     EXPECT_EQ(same[i], 100 + i / 32 * 32 + 3);
     EXPECT_EQ(exchanged[i], 100 + (i ^ 8));
     EXPECT_EQ(down[i], 100 + (i % 32 < 16 ? i + 16 : i));
+    EXPECT_EQ(up[i], 100 + (i % 32 < 4 ? i : i - 4));
+  }
+}
+
+TEST(EmulatedBlockTest, AdditionsNeedNoOrderAmongEachOther) {
+  constexpr uint64_t kLarge = 0xFFFFFFFFu;
+  const auto sums = [] { return SharedCast<uint64_t>(SharedMemory()); };
+  std::vector<uint64_t> seen(kThreads);
+  EXPECT_EQ(FaultOf([&] {
+              sums()[threadIdx.x] = threadIdx.x;
+              __syncthreads();
+              AddShared(sums() + threadIdx.x % 2, kLarge);
+              AddShared(sums() + (threadIdx.x + 1) % 2, kLarge);
+              __syncthreads();
+              seen[threadIdx.x] = sums()[threadIdx.x];
+            }),
+            "");
+  for (uint64_t i = 0; i < kThreads; ++i) EXPECT_EQ(seen[i], i + (i < 2 ? kThreads * kLarge : 0));
+}
+
+TEST(EmulatedBlockTest, AnAdditionIsInOrderWithWhateverElseIsDone) {
+  const auto sums = [] { return SharedCast<uint64_t>(SharedMemory()); };
+  const auto read = [=](unsigned at) { static_cast<void>(uint64_t{sums()[at]}); };
+  const auto begin = [=] {
+    if (threadIdx.x == 0) sums()[0] = 0;
+    __syncthreads();
+  };
+  EXPECT_THAT(FaultOf([=] { AddShared(sums(), 1); }, 1), HasSubstr("adds to what nobody wrote"));
+  EXPECT_THAT(FaultOf([=] { AddShared(sums() + 512, 1); }, 1), HasSubstr("out of bounds"));
+  EXPECT_THAT(FaultOf([=] {
+                if (threadIdx.x == 0) sums()[0] = 0;
+                AddShared(sums(), 1);
+              }),
+              HasSubstr("adds to"));
+  for (uint64_t order = 0; order < 20; ++order) {  // Also where the last who added reads.
+    emulated::SetSeed(order);
+    EXPECT_FALSE(emulated::RunBlocks("kernel", 1, kThreads, 64, [=] {
+      begin();
+      if (threadIdx.x % 64 == 0) AddShared(sums(), 1);
+      if (threadIdx.x == 64) read(0);
+    }));
+  }
+  EXPECT_THAT(FaultOf([=] {
+                begin();
+                if (threadIdx.x == 1) read(0);
+                if (threadIdx.x == 2) AddShared(sums(), 1);
+              }),
+              HasSubstr("another thread"));
+  EXPECT_THAT(FaultOf([=] {
+                begin();
+                if (threadIdx.x < 2) AddShared(sums(), 1);
+                __syncwarp();
+                if (threadIdx.x == 2) sums()[0] = 1;
+                if (threadIdx.x == 33) AddShared(sums(), 1);
+              }),
+              HasSubstr("another thread writes"));
+  EXPECT_EQ(FaultOf([=] {
+              begin();
+              if (threadIdx.x < 2) AddShared(sums(), 1);
+              __syncwarp();
+              if (threadIdx.x == 2) read(0);
+            }),
+            "");
+}
+
+TEST(EmulatedBlockTest, DenormalsAreZeroUnlessTheyAreKept) {
+  for (const bool kept : {false, true}) {
+    volatile float tiny = 1e-40f;
+    float sum = 1;
+    EXPECT_TRUE(emulated::RunBlocks(
+        "kernel", 1, 32, 0,
+        [&] {
+          if (threadIdx.x == 0) sum = tiny + tiny;
+        },
+        kept));
+    EXPECT_EQ(sum > 0, kept);
   }
 }
 

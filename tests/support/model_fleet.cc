@@ -36,8 +36,7 @@ ModelFleetExecutor::ModelFleetExecutor(const ModelExecutorOptions& options,
                                        const LoadedModel& model, const KvPoolMemory& pool)
     : pool_(static_cast<uint8_t*>(pool.base)) {
   KvPoolMemory memory = pool;
-  memory.kind =
-      model.backend()->pool_kind();  // Whose address it is: an emulated GPU has the host's.
+  memory.kind = model.backend()->pool_kind();  // An emulated GPU has the host's addresses.
   auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), memory);
   TANDEM_CHECK(executor.ok()) << executor.status().ToString();
   executor_ = *std::move(executor);

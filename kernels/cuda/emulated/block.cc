@@ -5,6 +5,7 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -98,6 +99,7 @@ struct Touch {
   uint64_t block_epoch = 0;
   uint64_t warp_epoch = 0;
   uint32_t time = 0;
+  bool adds = false;
 };
 
 // Lanes of a warp that have read a word at one time of theirs, the latest.
@@ -172,10 +174,7 @@ class Block {
   }
 
   void Read(size_t offset, void* to, size_t bytes) {
-    if (!InBounds("reads", offset, bytes)) {
-      std::memset(to, 0xFF, bytes);
-      return;
-    }
+    CheckBounds("reads", offset, bytes);
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
       Word& shadow = words_[word];
       if (!shadow.written) Fault("reads what nobody wrote", word * kWordBytes);
@@ -187,13 +186,38 @@ class Block {
   }
 
   void Write(size_t offset, const void* from, size_t bytes) {
-    if (!InBounds("writes", offset, bytes)) return;
+    CheckBounds("writes", offset, bytes);
     TakeForWriting(offset, bytes);
     std::memcpy(shared_.data() + offset, from, bytes);
   }
 
+  void Add(size_t offset, uint64_t value) {
+    CheckBounds("adds to", offset, sizeof(value));
+    for (size_t word = offset / kWordBytes; word * kWordBytes < offset + sizeof(value); ++word) {
+      Word& shadow = words_[word];
+      if (!shadow.written) Fault("adds to what nobody wrote", word * kWordBytes);
+      CheckLanded(shadow, word);
+      if (!shadow.write.adds) {
+        CheckOrdered(shadow.write, "adds to what another thread writes", word);
+      }
+      CheckReads(word, "adds to what another thread reads");
+      const int warp = current_ / kWarpThreads;
+      const bool together = shadow.write.adds && shadow.write.block_epoch == epoch_;
+      shadow.write = {.thread = together && shadow.write.thread != current_ ? kMany : current_,
+                      .warp = together && shadow.write.warp != warp ? kMany : warp,
+                      .block_epoch = epoch_,
+                      .warp_epoch = WarpOf(current_).epoch,
+                      .time = Time(),
+                      .adds = true};
+    }
+    uint64_t sum;
+    std::memcpy(&sum, shared_.data() + offset, sizeof(sum));
+    sum += value;
+    std::memcpy(shared_.data() + offset, &sum, sizeof(sum));
+  }
+
   void CopyAsync(size_t offset, const void* from, size_t bytes) {
-    if (!Begin(offset, bytes)) return;
+    Begin(offset, bytes);
     threads_[current_].uncommitted.push_back({current_, Time(), offset, from, bytes});
   }
 
@@ -212,7 +236,7 @@ class Block {
 
   void InitPhases(size_t barrier, int arrivals) {
     constexpr size_t kBarrierBytes = 8;
-    if (!InBounds("has a barrier at", barrier, kBarrierBytes)) return;
+    CheckBounds("has a barrier at", barrier, kBarrierBytes);
     if (reads_.empty()) {
       reads_.assign(words_.size() * warps_.size(), WarpReads{});
       for (size_t i = 0; i < threads_.size(); ++i) {
@@ -231,27 +255,25 @@ class Block {
   }
 
   void CopyInPhase(size_t offset, const void* from, size_t bytes, size_t barrier) {
-    Phases* const phases = PhasesAt(barrier);
-    if (phases == nullptr || !Begin(offset, bytes)) return;
-    phases->copies.push_back({current_, Time(), offset, from, bytes});
+    Phases& phases = PhasesAt(barrier);
+    Begin(offset, bytes);
+    phases.copies.push_back({current_, Time(), offset, from, bytes});
   }
 
   void MoveCopiesToPhase(size_t barrier) {
-    Phases* const phases = PhasesAt(barrier);
-    if (phases == nullptr) return;
+    Phases& phases = PhasesAt(barrier);
     std::vector<PendingCopy>& copies = threads_[current_].uncommitted;
-    phases->copies.insert(phases->copies.end(), copies.begin(), copies.end());
+    phases.copies.insert(phases.copies.end(), copies.begin(), copies.end());
     copies.clear();
   }
 
   void ArriveAtPhase(size_t barrier, const std::source_location& at) {
     if (IsLeftOut(at)) return;
-    Phases* const phases = PhasesAt(barrier);
-    if (phases == nullptr) return;
+    Phases& phases = PhasesAt(barrier);
     Known& known = threads_[current_].known;
-    Learn(known, &phases->arrived);
+    Learn(known, &phases.arrived);
     ++known[current_];
-    if (--phases->awaited > 0) return;
+    if (--phases.awaited > 0) return;
     for (Thread& thread : threads_) {
       if (thread.state == State::kInPhase && thread.barrier == barrier) {
         thread.state = State::kReady;
@@ -261,31 +283,28 @@ class Block {
 
   void WaitForPhase(size_t barrier, bool odd, const std::source_location& at) {
     if (IsLeftOut(at)) return;
-    Phases* phases = PhasesAt(barrier);
-    while (phases != nullptr && (phases->ended % 2 == 1) == odd) {
+    Phases* phases = &PhasesAt(barrier);
+    while ((phases->ended % 2 == 1) == odd) {
       threads_[current_].barrier = barrier;
       Pause(State::kInPhase);
-      phases = PhasesAt(barrier);
+      phases = &PhasesAt(barrier);
     }
-    if (phases != nullptr) Learn(phases->at_end, &threads_[current_].known);
+    Learn(phases->at_end, &threads_[current_].known);
   }
 
  private:
   // The barrier's phases: the running one is at an end if all have arrived, and its copies land.
-  Phases* PhasesAt(size_t barrier) {
+  Phases& PhasesAt(size_t barrier) {
     const auto it = phases_.find(barrier);
-    if (it == phases_.end()) {
-      Fault("uses a barrier that is none", barrier);
-      return nullptr;
-    }
+    if (it == phases_.end()) Fault("uses a barrier that is none", barrier);
     Phases& phases = it->second;
-    if (phases.awaited > 0) return &phases;
+    if (phases.awaited > 0) return phases;
     for (const PendingCopy& copy : phases.copies) Land(copy);
     phases.copies.clear();
     phases.awaited = phases.arrivals;
     ++phases.ended;
     phases.at_end = std::exchange(phases.arrived, Known(threads_.size()));
-    return &phases;
+    return phases;
   }
 
   // The running thread's.
@@ -294,15 +313,14 @@ class Block {
     return known.empty() ? 0 : known[current_];
   }
 
-  // A copy to `offset` is under way; false if that is out of bounds.
-  bool Begin(size_t offset, size_t bytes) {
-    if (!InBounds("copies to", offset, bytes)) return false;
+  // A copy to `offset` is under way.
+  void Begin(size_t offset, size_t bytes) {
+    CheckBounds("copies to", offset, bytes);
     TakeForWriting(offset, bytes);
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
       words_[word].in_flight = current_;
     }
     std::memset(shared_.data() + offset, 0xFF, bytes);
-    return true;
   }
 
   Warp& WarpOf(int thread) { return warps_[thread / kWarpThreads]; }
@@ -347,8 +365,14 @@ class Block {
            *left_out_ == SiteOf(at.file_name(), at.line());
   }
 
-  void Fault(const char* what, size_t offset) {
-    if (faulted_) return;
+  // No thread of the block goes on: what one has read may be no address.
+  [[noreturn]] void Fault(const char* what, size_t offset) {
+    Report(what, offset);
+    scheduler_ = std::move(scheduler_).resume();  // Whoever waits is unwound.
+    std::abort();
+  }
+
+  void Report(const char* what, size_t offset) {
     faulted_ = true;
     char text[256];
     std::snprintf(text, sizeof(text), "%.120s: thread %d of block %u %s, byte %zu of %zu", name_,
@@ -359,10 +383,9 @@ class Block {
     if (settings.fault.empty()) settings.fault = text;
   }
 
-  bool InBounds(const char* does, size_t offset, size_t bytes) {
-    if (offset <= shared_.size() && bytes <= shared_.size() - offset) return true;
-    Fault((std::string(does) + " an address out of bounds").c_str(), offset);
-    return false;
+  void CheckBounds(const std::string& does, size_t offset, size_t bytes) {
+    if (offset <= shared_.size() && bytes <= shared_.size() - offset) return;
+    Fault((does + " an address out of bounds").c_str(), offset);
   }
 
   void CheckLanded(const Word& word, size_t index) {
@@ -402,16 +425,25 @@ class Block {
   }
 
   // Whoever has read a word in phases, warp by warp.
-  void CheckReadsInPhases(size_t word) {
+  void CheckReadsInPhases(size_t word, const char* what) {
     for (size_t warp = 0; warp < warps_.size(); ++warp) {
       const WarpReads& reads = reads_[word * warps_.size() + warp];
       for (int lane = 0; lane < kWarpThreads; ++lane) {
         if ((reads.lanes >> lane & 1u) == 0) continue;
         const int thread = static_cast<int>(warp) * kWarpThreads + lane;
-        CheckOrdered({.thread = thread, .block_epoch = reads.block_epoch, .time = reads.time},
-                     "writes what another thread reads", word);
+        CheckOrdered({.thread = thread, .block_epoch = reads.block_epoch, .time = reads.time}, what,
+                     word);
       }
       reads_[word * warps_.size() + warp] = {};
+    }
+  }
+
+  // Whoever has read a word has done so before what the running thread does now.
+  void CheckReads(size_t word, const char* what) {
+    if (reads_.empty()) {
+      CheckOrdered(words_[word].read, what, word);
+    } else {
+      CheckReadsInPhases(word, what);
     }
   }
 
@@ -420,11 +452,7 @@ class Block {
       Word& shadow = words_[word];
       CheckLanded(shadow, word);
       CheckOrdered(shadow.write, "writes what another thread writes", word);
-      if (reads_.empty()) {
-        CheckOrdered(shadow.read, "writes what another thread reads", word);
-      } else {
-        CheckReadsInPhases(word);
-      }
+      CheckReads(word, "writes what another thread reads");
       shadow.written = true;
       shadow.write = {.thread = current_,
                       .warp = current_ / kWarpThreads,
@@ -496,7 +524,7 @@ bool Block::Run(const std::function<void()>& kernel) {
         return thread.state == State::kAtBarrier;
       });
       if (!all_wait) {
-        Fault("waits for threads that never come", 0);
+        Report("waits for threads that never come", 0);
         break;  // Whoever waits is unwound.
       }
       ++epoch_;
@@ -508,7 +536,9 @@ bool Block::Run(const std::function<void()>& kernel) {
       current_ = i;
       threadIdx.x = i;
       threads_[i].fiber = std::move(threads_[i].fiber).resume();
+      if (faulted_) break;
     }
+    if (faulted_) break;
   }
   threads_.clear();
   running = nullptr;
@@ -552,6 +582,7 @@ void ReadShared(size_t offset, void* to, size_t bytes) { running->Read(offset, t
 void WriteShared(size_t offset, const void* from, size_t bytes) {
   running->Write(offset, from, bytes);
 }
+void AddToShared(size_t offset, uint64_t value) { running->Add(offset, value); }
 void CopyAsync(size_t offset, const void* from, size_t bytes) {
   running->CopyAsync(offset, from, bytes);
 }
@@ -573,14 +604,15 @@ void WaitForPhase(size_t barrier, bool odd, const std::source_location& at) {
 }
 
 bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,
-               const std::function<void()>& kernel) {
+               const std::function<void()>& kernel, bool keeps_denormals) {
   uint64_t seed;
   {
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     seed = settings.seed * 1'000'003 + settings.num_launches++;
   }
-  const KernelFloatScope floats;
+  const KernelFloatScope restored;
+  SetFloatEnvironment(keeps_denormals ? kIeeeFloats : kKernelFloats);
   blockDim.x = static_cast<unsigned>(threads);
   gridDim.x = static_cast<unsigned>(num_blocks);
   bool ok = true;

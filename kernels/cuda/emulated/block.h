@@ -8,7 +8,8 @@
 // fill. Copies land as late as they may: when their thread waits for them, or somebody for the
 // phase that they belong to. A barrier or a phase that some threads never reach is a fault, too.
 //
-// A fault is printed, kept for the test that looks for it (TakeFault), and fails the launch.
+// A fault ends the block, is printed, kept for the test that looks for it (TakeFault), and fails
+// the launch.
 
 #ifndef TANDEM_KERNELS_CUDA_EMULATED_BLOCK_H_
 #define TANDEM_KERNELS_CUDA_EMULATED_BLOCK_H_
@@ -60,9 +61,11 @@ void WarpBarrier(const std::source_location& at);
 void ExchangeInWarp(const void* mine, size_t bytes, void* all);
 
 size_t SharedBytes();
-// `offset` counts bytes of shared memory. Out of bounds reads give bytes of 0xFF.
+// `offset` counts bytes of shared memory.
 void ReadShared(size_t offset, void* to, size_t bytes);
 void WriteShared(size_t offset, const void* from, size_t bytes);
+// Additions need no order among each other, but with whatever else is done to the number.
+void AddToShared(size_t offset, uint64_t value);
 void CopyAsync(size_t offset, const void* from, size_t bytes);  // Null: zeros
 void CommitCopies();
 void WaitForCopies(int pending, const std::source_location& at);
@@ -81,10 +84,10 @@ void WaitForPhase(size_t barrier, bool odd, const std::source_location& at);
 
 // ---- for launches ----
 
-// Runs `num_blocks` blocks, one after the other, in the kernels' float environment. False if there
-// was a fault.
+// Runs `num_blocks` blocks, one after the other, in the kernels' float environment or the one that
+// keeps denormals. False if there was a fault.
 bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,
-               const std::function<void()>& kernel);
+               const std::function<void()>& kernel, bool keeps_denormals = false);
 
 }  // namespace tandem::emulated
 

@@ -12,8 +12,6 @@
 #include <cstddef>
 #include <functional>
 
-#define CUDART_CB
-
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -43,7 +41,6 @@ using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
-using cudaHostFn_t = void (*)(void*);
 
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
@@ -62,7 +59,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data);
 
 // While a stream is captured, what is enqueued on it is kept; nobody may wait for it.
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
@@ -81,6 +77,9 @@ namespace tandem::emulated {
 
 // `work` says whether it went well.
 cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work);
+
+// How many bytes were to be copied to the host since the last call.
+size_t TakeDownloadedBytes();
 
 // The `call`-th of the calls above from now on, 1 being the next, fails with `error`, once, and
 // does nothing. Waiting, freeing, destroying and asking do not count.

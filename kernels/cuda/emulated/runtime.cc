@@ -34,6 +34,7 @@ constexpr size_t kDeviceBytes = size_t{8} << 30;
 
 std::atomic<int> calls_to_failure{0};
 std::atomic<cudaError_t> failure{cudaSuccess};
+std::atomic<size_t> downloaded_bytes{0};
 
 // cudaSuccess, unless this call is the one that is to fail.
 cudaError_t CountCall() {
@@ -111,6 +112,8 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work) {
   }
   return cudaSuccess;
 }
+
+size_t TakeDownloadedBytes() { return downloaded_bytes.exchange(0); }
 
 void FailCall(int call, cudaError_t error) {
   failure = error;
@@ -215,15 +218,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  if (kind == cudaMemcpyDeviceToHost) std::memset(to, 0xFF, size_bytes);
+  if (kind == cudaMemcpyDeviceToHost) {
+    std::memset(to, 0xFF, size_bytes);
+    tandem::emulated::downloaded_bytes += size_bytes;
+  }
   return tandem::emulated::Enqueue(stream, [=] {
     std::memcpy(to, from, size_bytes);
-    return true;
-  });
-}
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data) {
-  return tandem::emulated::Enqueue(stream, [=] {
-    function(user_data);
     return true;
   });
 }

@@ -45,6 +45,11 @@ inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits);
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+inline int __popc(uint32_t x) { return std::popcount(x); }
+inline int __clzll(long long x) { return std::countl_zero(static_cast<uint64_t>(x)); }
 inline uint32_t PackBf16(float first, float second) {
   return ToBfloat16(first).bits | static_cast<uint32_t>(ToBfloat16(second).bits) << 16;
 }
@@ -94,6 +99,12 @@ SharedPtr<To> SharedCast(SharedPtr<From> from) {
 
 inline SharedPtr<std::byte> SharedMemory() { return SharedPtr<std::byte>(0); }
 
+inline void AddShared(SharedPtr<uint64_t> to, uint64_t value) {
+  emulated::AddToShared(to.offset(), value);
+}
+// One block runs at a time, and none of its threads is interrupted here.
+inline void AddGlobal(uint64_t* to, uint64_t value) { *to += value; }
+
 // ---- threads that wait for each other ----
 
 inline void __syncthreads(const std::source_location& at = std::source_location::current()) {
@@ -121,6 +132,11 @@ T __shfl_xor_sync(uint32_t /*mask*/, T value, int lanes) {
   return ExchangedWith(value, LaneOfThread() ^ lanes);
 }
 // Lanes without such a neighbour keep what is theirs.
+template <typename T>
+T __shfl_up_sync(uint32_t /*mask*/, T value, int lanes) {
+  const int from = LaneOfThread() - lanes;
+  return ExchangedWith(value, from >= 0 ? from : LaneOfThread());
+}
 template <typename T>
 T __shfl_down_sync(uint32_t /*mask*/, T value, int lanes) {
   const int from = LaneOfThread() + lanes;
@@ -246,8 +262,9 @@ cudaError_t Launch(void (*kernel)(Args), const LaunchShape& shape, cudaStream_t 
   if (shape.blocks == 0) return cudaSuccess;
   const char* const name = __PRETTY_FUNCTION__;
   return emulated::Enqueue(stream, [=] {
-    return emulated::RunBlocks(name, shape.blocks, shape.threads, shape.shared_bytes,
-                               [&] { kernel(args); });
+    return emulated::RunBlocks(
+        name, shape.blocks, shape.threads, shape.shared_bytes, [&] { kernel(args); },
+        shape.keeps_denormals);
   });
 }
 

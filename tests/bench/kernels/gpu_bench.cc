@@ -167,6 +167,44 @@ class Bench {
         });
   }
 
+  // Tokens of so many rows of logits, which are bell-shaped: flatter than a model's.
+  void AddSampling(int64_t num_rows) {
+    if (!Wanted("sampling")) return;
+    Random random(3);
+    std::vector<float> values(static_cast<size_t>(num_rows * kVocabulary));
+    for (float& value : values) {
+      value = 0.0f;
+      for (int i = 0; i < 12; ++i) value += 2.5f * (static_cast<float>(random.Unit()) - 0.5f);
+    }
+    const DevicePtr<float> logits = Values(values);
+    const std::vector<std::pair<std::string, SampleQuery>> kinds = {
+        {"greedy", {.temperature = 0}},
+        {"plain", {}},
+        {"top-k 50", {.top_k = 50}},
+        {"top-p 0.95", {.top_p = 0.95f}},
+        {"both", {.top_k = 50, .top_p = 0.95f}},
+        {"greedy, 20 logprobs", {.temperature = 0, .num_top_logprobs = 20}},
+        {"greedy, mask", {.temperature = 0, .allowed_tokens = {mask_}}},
+    };
+    for (const auto& [name, query] : kinds) {
+      std::vector<SampleQuery> queries(num_rows, query);
+      for (int64_t i = 0; i < num_rows; ++i) {
+        queries[i].row = static_cast<int32_t>(i);
+        queries[i].seed = random.Next();
+      }
+      Add(absl::StrCat("sampling ", num_rows, " rows, ", name),
+          static_cast<double>(values.size() * sizeof(float)), true,
+          [=, this, results = std::vector<absl::StatusOr<SampleResult>>(num_rows)]() mutable {
+            Must(backend_->Sample({.logits = logits,
+                                   .num_rows = num_rows,
+                                   .vocabulary = kVocabulary,
+                                   .queries = queries.data(),
+                                   .results = results.data(),
+                                   .count = num_rows}));
+          });
+    }
+  }
+
   // A decode step of an 8B model: `sequences` of kStepTokens each, of one layer's weights and KV so
   // often as there are layers, which are more than caches keep; then logits.
   void AddStep(int64_t sequences) {
@@ -365,6 +403,7 @@ class Bench {
 
   const std::vector<std::string> words_;
   const std::unique_ptr<Backend> backend_;
+  const std::vector<uint32_t> mask_ = std::vector<uint32_t>((kVocabulary + 31) / 32, 0xFFFF7FFFu);
   DeviceBuffer pattern_;
   std::vector<DeviceBuffer> buffers_;
   std::vector<std::unique_ptr<LinearOp>> ops_;
@@ -417,6 +456,7 @@ int Main(int repetitions, const std::string& words, const std::string& isa) {
     bench.AddLinear("down, segmented", kHidden, kFeatures, true, type);
   }
   for (const int64_t sequences : {1, 8, 32, 64}) bench.AddStep(sequences);
+  for (const int64_t rows : {1, 8, 64}) bench.AddSampling(rows);
   bench.Measure(repetitions);
   return 0;
 }

@@ -157,6 +157,9 @@ TEST_P(SampleRowsTest, NothingIsAskedOfNoRows) {
 INSTANTIATE_TEST_SUITE_P(Reference, SampleRowsTest, testing::Values("reference"));
 INSTANTIATE_TEST_SUITE_P(Cpu, SampleRowsTest, testing::Values("cpu-generic"), DeviceName);
 INSTANTIATE_TEST_SUITE_P(Fenced, SampleRowsTest, testing::Values("fenced"));
+#if defined(TANDEM_CUDA)
+INSTANTIATE_TEST_SUITE_P(Gpu, SampleRowsTest, testing::Values("cuda"), DeviceName);
+#endif
 
 }  // namespace
 }  // namespace tandem
