@@ -383,13 +383,12 @@ struct Gemm {
                           .first_row = band.tiles.begin(band.first_tile),
                           .num_rows = band.rows(),
                           .first_output = first_output};
-    const auto scaled = [&](int i, F32x16 y) __attribute__((always_inline)) {
-      if constexpr (kPanelScaleBytes == 0) return y;
+    const auto scales_of = [&](int i) __attribute__((always_inline)) {
       const std::byte* const panel = band.panels + i / kPanelOutputs * band.panel_bytes();
       const std::byte* const scales = panel + Units(task.in_features) * kPanelUnitBytes;
-      return y * LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
+      return LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
     };
-    FinishRows(task, rows, scaled);
+    FinishRows<kPanelScaleBytes != 0>(task, rows, scales_of);
   }
 
   static void Run(const GemmTask& task) {
