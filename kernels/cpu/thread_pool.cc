@@ -112,15 +112,12 @@ void ThreadPool::RunItems(int thread) {
     const int owner = (thread + i) % num_threads_;
     std::atomic<uint64_t>& unclaimed = unclaimed_[owner].range;
     uint64_t range = unclaimed.load(std::memory_order_acquire);
-    for (uint64_t first = range & 0xFFFFFFFFu, end = range >> 32; first != end;
-         first = range & 0xFFFFFFFFu, end = range >> 32) {
-      const uint64_t item = i == 0 ? first : end - 1;
-      const uint64_t left = i == 0 ? end << 32 | (first + 1) : (end - 1) << 32 | first;
-      if (!unclaimed.compare_exchange_weak(range, left, std::memory_order_acq_rel,
+    for (uint64_t first = range & 0xFFFFFFFFu; first != range >> 32; first = range & 0xFFFFFFFFu) {
+      if (!unclaimed.compare_exchange_weak(range, range + 1, std::memory_order_acq_rel,
                                            std::memory_order_acquire)) {
         continue;
       }
-      RunItem(static_cast<int64_t>(item), thread);
+      RunItem(static_cast<int64_t>(first), thread);
       range = unclaimed.load(std::memory_order_acquire);
     }
   }

@@ -1,13 +1,13 @@
 // Threads that share the items of one operation at a time.
 //
-// Each thread begins with a run of neighbouring items of its own and claims them one by one from
-// the front; when it has none left it takes those of others one by one from the back. So what lies
-// side by side in memory stays with one thread, which fetches the next item's while it computes
-// (GEMM of 16 rows gains a fifth), and a thread that is descheduled delays one item only. Waiting
-// threads, the caller too, spin for about 20 µs, then yield, and sleep after 100: whoever else has
-// work on these cores gets them whole, and an idle worker costs nothing. Pools of several processes
-// may each have a thread for every core (kernels/README.md, "Two workers on the same cores"). Which
-// thread computes an item never shows in the bits.
+// Each thread has a run of neighbouring items and claims them one by one, ascending; when it has
+// none left it claims those of others, ascending as well. So what lies side by side in memory stays
+// with one thread, which fetches the next item's while it computes, and a thread that is
+// descheduled delays one item only. Waiting threads, the caller too, spin for about 20 µs, then
+// yield, and sleep after 100: whoever else has work on these cores gets them whole, and an idle
+// worker costs nothing. Pools of several processes may each have a thread for every core
+// (kernels/README.md, "Two workers on the same cores"). Which thread computes an item never shows
+// in the bits.
 
 #ifndef TANDEM_KERNELS_CPU_THREAD_POOL_H_
 #define TANDEM_KERNELS_CPU_THREAD_POOL_H_

@@ -48,7 +48,7 @@ TEST(ThreadPoolTest, WorkShowsWhileAnOperationRuns) {
 }
 
 // Thread 1 holds its first item until thread 0 has done all the others.
-TEST(ThreadPoolTest, AThreadTakesItsOwnItemsFromTheFrontAndOthersFromTheBack) {
+TEST(ThreadPoolTest, AThreadWalksThroughItsOwnItemsAndThenThroughThoseOfOthers) {
   ThreadPool pool(2);
   for (int round = 0; round < 100; ++round) {
     std::vector<int64_t> items[2];
@@ -60,7 +60,7 @@ TEST(ThreadPoolTest, AThreadTakesItsOwnItemsFromTheFrontAndOthersFromTheBack) {
       while (begun < 2 || (thread == 1 && done < 8)) std::this_thread::yield();
       ++done;
     });
-    ASSERT_EQ(items[0], std::vector<int64_t>({0, 1, 2, 3, 8, 7, 6, 5}));
+    ASSERT_EQ(items[0], std::vector<int64_t>({0, 1, 2, 3, 5, 6, 7, 8}));
     ASSERT_EQ(items[1], std::vector<int64_t>({4}));
   }
 }
