@@ -47,10 +47,12 @@ TEST(ThreadPoolTest, WorkShowsWhileAnOperationRuns) {
   }
 }
 
-// Thread 1 holds its first item until thread 0 has done all the others.
+// Thread 1 sleeps until the operation is whole (awake it may come before its own items are there),
+// and holds its first item until thread 0 has done all the others.
 TEST(ThreadPoolTest, AThreadWalksThroughItsOwnItemsAndThenThroughThoseOfOthers) {
   ThreadPool pool(2);
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < 20; ++round) {
+    while (pool.num_sleeping() < 1) std::this_thread::yield();
     std::vector<int64_t> items[2];
     std::atomic<int> begun{0};
     std::atomic<int> done{0};
