@@ -167,11 +167,10 @@ struct TileGemm {
                           .num_rows = num_rows,
                           .first_output = first_output};
     const std::byte* const scales = pass.panel + Units(task.in_features) * kPanelUnitBytes;
-    const auto scaled = [scales](int i, F32x16 y) __attribute__((always_inline)) {
-      if constexpr (!kIsInt8) return y;
-      return y * LoadF32(reinterpret_cast<const float*>(scales) + i);
+    const auto scales_of = [scales](int i) __attribute__((always_inline)) {
+      return LoadF32(reinterpret_cast<const float*>(scales) + i);
     };
-    FinishRows(task, rows, scaled);
+    FinishRows<kIsInt8>(task, rows, scales_of);
   }
 
   static void Run(const GemmTask& task) {

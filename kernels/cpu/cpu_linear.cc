@@ -19,8 +19,10 @@ namespace {
 
 // Rows whose packed activations stay in the second-level cache while panels stream past them.
 constexpr int64_t kRowBlock = 192;
-// Work below this (multiplications) is not worth waking a thread for.
+// Work below this (multiplications) is not worth waking a thread for, nor packing so many inputs:
+// about a nanosecond each, as the lines that they are packed into are in the other threads' caches.
 constexpr int64_t kMinSharedWork = 64 * 1024;
+constexpr int64_t kMinSharedPacking = 16 * 1024;
 // A thread takes panels of about so many bytes at once when rows are few.
 constexpr int64_t kItemBytes = 256 * 1024;
 // Items per thread, so that a thread that loses its core delays little.
@@ -289,7 +291,7 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
     const auto pack = [&](int64_t tile, int) {
       PackActivations(gemm, spec, input, tiles, tile, activations, outliers);
     };
-    if (shared && rows * spec.in_features >= kMinSharedWork) {
+    if (shared && rows * spec.in_features >= kMinSharedPacking) {
       pool->ParallelFor(tiles.count, pack);
     } else {
       for (int64_t tile = 0; tile < tiles.count; ++tile) pack(tile, 0);

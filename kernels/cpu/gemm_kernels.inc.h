@@ -30,10 +30,6 @@ struct Gemm {
   static constexpr int kRowGroupBytes = kHasGroups ? 4 : 0;
   static constexpr int kRowRunBytes =
       Policy::kIsInteger ? kNumLinearSegments * static_cast<int>(sizeof(RowRun)) : 0;
-  // In flight when a pass has its weights to itself, from memory, and the cache that they are
-  // fetched into.
-  static constexpr int kPrefetchBytes = 4096;
-  static constexpr int kCache = kHasGroups && kChunkUnits == 0 ? 2 : 1;
   static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
   static_assert(kMaxRows <= kSums);
   static_assert(!kHasGroups || kChunkUnits * Policy::kPerUnit % kLinearSegmentMultiple == 0);
@@ -45,6 +41,20 @@ struct Gemm {
       if (SumsFit(kSums, rows, panels * kPanelVectors)) return panels * kPanelVectors;
     }
     return 1;
+  }
+
+  // How a pass of so many rows fetches weights, as measured with AVX-512 (kernels/README.md): into
+  // which cache, and how far ahead where it has them to itself, from memory.
+  static constexpr bool kHasManySums = kSums >= 24;
+  static constexpr bool IsMiddling(int rows) { return rows >= 7 && rows < kMaxRows; }
+  static constexpr int CacheOf(int rows) {
+    if (kChunkUnits != 0) return 1;
+    return kHasGroups || (kHasManySums && (rows <= 3 || IsMiddling(rows))) ? 2 : 1;
+  }
+  static constexpr int BytesAhead(int rows) {
+    if (!kHasManySums) return 4096;
+    if (kHasGroups) return rows >= 2 && rows <= 4 ? 8192 : 4096;
+    return IsMiddling(rows) ? 6144 : 4096;
   }
 
   // A task of one row takes so many panels at once.
@@ -134,20 +144,20 @@ struct Gemm {
       const int64_t streams = num_passes * kVectors * units;
       return is_alone<kVectors>() ? kPanelUnitBytes : (bytes + streams - 1) / streams;
     }
-    template <int kVectors>
-    static constexpr int kAhead = kPrefetchBytes* kPanelVectors / kVectors;
-    template <int kVectors>
+    template <int kRows, int kVectors>
+    static constexpr int kAhead = BytesAhead(kRows) * kPanelVectors / kVectors;
+    template <int kRows, int kVectors>
     const std::byte* prefetch(int v) const {
-      if (is_alone<kVectors>()) return vector<kVectors>(v) + kAhead<kVectors>;
+      if (is_alone<kVectors>()) return vector<kVectors>(v) + kAhead<kRows, kVectors>;
       return chunk + bytes + (pass * kVectors + v) * bytes / (num_passes * kVectors);
     }
-    template <int kVectors>
+    template <int kRows, int kVectors>
     [[gnu::always_inline]] void Find(const std::byte* (&w)[kVectors],
                                      const std::byte* (&fetched)[kVectors]) const {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         w[v] = vector<kVectors>(v);
-        fetched[v] = prefetch<kVectors>(v);
+        fetched[v] = prefetch<kRows, kVectors>(v);
       }
     }
   };
@@ -187,7 +197,7 @@ struct Gemm {
     const std::byte* panels[kVectors];
     const std::byte* w[kVectors];
     const std::byte* prefetch[kVectors];
-    weights.Find(w, prefetch);
+    weights.template Find<kRows, kVectors>(w, prefetch);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) panels[v] = weights.template panel<kVectors>(v);
     for (int64_t left = weights.units; left > 0; left -= group_units) {
@@ -199,8 +209,8 @@ struct Gemm {
         const U32x16 zeros =
             LoadU8(reinterpret_cast<const uint8_t*>(panels[v]) + kPanelOutputs * 2 + at * kLanes);
         if (is_alone) {
-          __builtin_prefetch(panels[v] + at * 64 + Weights::template kAhead<kVectors>, /*rw=*/0,
-                             /*locality=*/4 - kCache);
+          __builtin_prefetch(panels[v] + at * 64 + Weights::template kAhead<kRows, kVectors>,
+                             /*rw=*/0, /*locality=*/4 - CacheOf(kRows));
         }
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
@@ -208,9 +218,9 @@ struct Gemm {
           acc[r][v] = FloatsOf(UnsignedOf(PairProducts(zeros, sum)));
         }
       }
-      AccumulateUnits<Policy, kRows, kVectors, kCache>(rows.units, kRows * Policy::kRowUnitBytes,
-                                                       Policy::kRowUnitBytes, w, kPanelUnitBytes,
-                                                       prefetch, prefetch_stride, units, acc);
+      AccumulateUnits<Policy, kRows, kVectors, CacheOf(kRows)>(
+          rows.units, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes,
+          prefetch, prefetch_stride, units, acc);
       F32x16 scales[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
@@ -265,8 +275,8 @@ struct Gemm {
     }
     const std::byte* w[kVectors];
     const std::byte* prefetch[kVectors];
-    weights.Find(w, prefetch);
-    AccumulateUnits<Policy, kRows, kVectors>(
+    weights.template Find<kRows, kVectors>(w, prefetch);
+    AccumulateUnits<Policy, kRows, kVectors, CacheOf(kRows)>(
         rows.units, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes,
         prefetch, weights.template prefetch_stride<kVectors>(), weights.units, acc);
     if constexpr (Policy::kIsInteger) {
@@ -383,13 +393,12 @@ struct Gemm {
                           .first_row = band.tiles.begin(band.first_tile),
                           .num_rows = band.rows(),
                           .first_output = first_output};
-    const auto scaled = [&](int i, F32x16 y) __attribute__((always_inline)) {
-      if constexpr (kPanelScaleBytes == 0) return y;
+    const auto scales_of = [&](int i) __attribute__((always_inline)) {
       const std::byte* const panel = band.panels + i / kPanelOutputs * band.panel_bytes();
       const std::byte* const scales = panel + Units(task.in_features) * kPanelUnitBytes;
-      return y * LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
+      return LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
     };
-    FinishRows(task, rows, scaled);
+    FinishRows<kPanelScaleBytes != 0>(task, rows, scales_of);
   }
 
   static void Run(const GemmTask& task) {

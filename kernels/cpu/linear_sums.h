@@ -60,21 +60,45 @@ struct SumsOfRows {
   int64_t first_output;
 };
 
-// Writes their outputs. scaled(i, y) are the lanes `y` of outputs first_output + i and on, times
-// their scales, where they have some.
-template <typename Scaled>
-TANDEM_LANES void FinishRows(const GemmTask& task, const SumsOfRows& rows, Scaled scaled) {
+// Writes lanes of outputs first_output + i and on of all rows: times `scales` and plus `bias`,
+// where there are such.
+template <DType kOutput, bool kHasScales, bool kHasBias>
+TANDEM_LANES void FinishColumn(const GemmTask& task, const SumsOfRows& rows, int i, int lanes,
+                               F32x16 scales, F32x16 bias) {
+  const float* sums = rows.sums + i;
+  int64_t at = rows.first_row * task.output_stride + rows.first_output + i;
+  for (int64_t r = 0; r < rows.num_rows; ++r) {
+    F32x16 y = LoadF32(sums);
+    if constexpr (kHasScales) y = y * scales;
+    if constexpr (kHasBias) y = y + bias;
+    StoreLanes(kOutput, task.output, at, y, lanes);
+    sums += rows.stride;
+    at += task.output_stride;
+  }
+}
+
+// Writes their outputs. scales_of(i) are the scales of the lanes of outputs first_output + i and
+// on, where kHasScales.
+template <bool kHasScales, typename ScalesOf>
+TANDEM_LANES void FinishRows(const GemmTask& task, const SumsOfRows& rows, ScalesOf scales_of) {
   const int64_t left = task.num_outputs - rows.first_output;
   const int count = left < rows.stride ? static_cast<int>(left) : rows.stride;
-  for (int64_t r = 0; r < rows.num_rows; ++r) {
-    for (int i = 0; i < count; i += kLanes) {
-      const int lanes = count - i < kLanes ? count - i : kLanes;
-      F32x16 y = scaled(i, LoadF32(rows.sums + r * rows.stride + i));
-      if (task.bias != nullptr) {
-        y = y + LoadLanes(DType::kF32, task.bias, rows.first_output + i, lanes);
+  for (int i = 0; i < count; i += kLanes) {
+    const int lanes = count - i < kLanes ? count - i : kLanes;
+    const auto finish = [&]<DType kOutput>() __attribute__((always_inline)) {
+      F32x16 scales{};
+      if constexpr (kHasScales) scales = scales_of(i);
+      if (task.bias == nullptr) {
+        FinishColumn<kOutput, kHasScales, false>(task, rows, i, lanes, scales, F32x16{});
+      } else {
+        const F32x16 bias = LoadLanes(DType::kF32, task.bias, rows.first_output + i, lanes);
+        FinishColumn<kOutput, kHasScales, true>(task, rows, i, lanes, scales, bias);
       }
-      StoreLanes(task.output_dtype, task.output,
-                 (rows.first_row + r) * task.output_stride + rows.first_output + i, y, lanes);
+    };
+    if (task.output_dtype == DType::kF32) {
+      finish.template operator()<DType::kF32>();
+    } else {
+      finish.template operator()<DType::kBF16>();
     }
   }
 }

@@ -47,7 +47,7 @@ class Waiter {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads, int niceness)
-    : num_threads_(num_threads), caller_computes_(niceness == 0) {
+    : num_threads_(num_threads), caller_computes_(niceness == 0), unclaimed_(num_threads) {
   TANDEM_CHECK(num_threads >= 1) << num_threads;
   threads_.reserve(num_threads);
   for (int thread = caller_computes_ ? 1 : 0; thread < num_threads; ++thread) {
@@ -76,9 +76,13 @@ void ThreadPool::Run(int64_t num_items, Function function, const void* context) 
   context_ = context;
   num_items_ = num_items;
   finished_.store(0, std::memory_order_relaxed);
-  const uint64_t operation = (cursor_.load(std::memory_order_relaxed) >> 32) + 1;
-  // Sequentially consistent with Park(): either this sees the parked thread, or it sees the items.
-  cursor_.store(operation << 32 | static_cast<uint64_t>(num_items));
+  for (int thread = 0; thread < num_threads_; ++thread) {
+    const uint64_t begin = num_items * thread / num_threads_;
+    const uint64_t end = num_items * (thread + 1) / num_threads_;
+    unclaimed_[thread].range.store(end << 32 | begin, std::memory_order_release);
+  }
+  // Sequentially consistent with Park(): either this sees the parked thread, or it sees this.
+  operation_.store(operation_.load(std::memory_order_relaxed) + 1);
   if (num_parked_.load() > 0) {
     MutexLock lock(&mu_);
     wake_.SignalAll();
@@ -101,48 +105,56 @@ void ThreadPool::WaitUntilFinished(int64_t num_items) {
   }
 }
 
-bool ThreadPool::RunItems(int thread) {
-  bool ran = false;
-  uint64_t cursor = cursor_.load(std::memory_order_acquire);
-  while ((cursor & 0xFFFFFFFFu) != 0) {
-    if (!cursor_.compare_exchange_weak(cursor, cursor - 1, std::memory_order_acq_rel,
-                                       std::memory_order_acquire)) {
-      continue;
+// Who read a range of an older operation and finds the same numbers in a newer one has claimed an
+// item of the newer: what it is, is read only then.
+void ThreadPool::RunItems(int thread) {
+  for (int i = 0; i < num_threads_; ++i) {
+    const int owner = (thread + i) % num_threads_;
+    std::atomic<uint64_t>& unclaimed = unclaimed_[owner].range;
+    uint64_t range = unclaimed.load(std::memory_order_acquire);
+    for (uint64_t first = range & 0xFFFFFFFFu; first != range >> 32; first = range & 0xFFFFFFFFu) {
+      if (!unclaimed.compare_exchange_weak(range, range + 1, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+        continue;
+      }
+      RunItem(static_cast<int64_t>(first), thread);
+      range = unclaimed.load(std::memory_order_acquire);
     }
-    // This item keeps its operation from finishing, so the fields are of the same operation.
-    const int64_t num_items = num_items_;
-    function_(context_, num_items - static_cast<int64_t>(cursor & 0xFFFFFFFFu), thread);
-    if (thread == 0) CountItem();
-    if (finished_.fetch_add(1) + 1 == num_items && caller_sleeps_.load()) {
-      MutexLock lock(&mu_);
-      all_finished_.Signal();
-    }
-    ran = true;
-    cursor = cursor_.load(std::memory_order_acquire);
   }
-  return ran;
+}
+
+// The item keeps its operation from finishing, so the fields are of the same operation.
+void ThreadPool::RunItem(int64_t item, int thread) {
+  const int64_t num_items = num_items_;
+  function_(context_, item, thread);
+  if (thread == 0) CountItem();
+  if (finished_.fetch_add(1) + 1 == num_items && caller_sleeps_.load()) {
+    MutexLock lock(&mu_);
+    all_finished_.Signal();
+  }
 }
 
 void ThreadPool::ThreadMain(int thread) {
   SetKernelFloatEnvironment();
   while (!stopping_.load(std::memory_order_relaxed)) {
+    const uint64_t operation = operation_.load(std::memory_order_acquire);
     RunItems(thread);
     Waiter waiter;
     while (!stopping_.load(std::memory_order_relaxed) &&
-           (cursor_.load(std::memory_order_relaxed) & 0xFFFFFFFFu) == 0) {
+           operation_.load(std::memory_order_relaxed) == operation) {
       waiter.Wait();
       if (waiter.should_sleep()) {
-        Park();
+        Park(operation);
         break;
       }
     }
   }
 }
 
-void ThreadPool::Park() {
+void ThreadPool::Park(uint64_t operation) {
   MutexLock lock(&mu_);
   num_parked_.fetch_add(1);
-  while (!stopping_.load() && (cursor_.load() & 0xFFFFFFFFu) == 0) wake_.Wait(&mu_);
+  while (!stopping_.load() && operation_.load() == operation) wake_.Wait(&mu_);
   num_parked_.fetch_sub(1);
 }
 

@@ -1,10 +1,13 @@
 // Threads that share the items of one operation at a time.
 //
-// Items are claimed one by one from an atomic counter, so a thread that is descheduled delays one
-// item only. Waiting threads, the caller too, spin for about 20 µs, then yield, and sleep after
-// 100: whoever else has work on these cores gets them whole, and an idle worker costs nothing.
-// Pools of several processes may each have a thread for every core (kernels/README.md, "Two workers
-// on the same cores"). Which thread computes an item never shows in the bits.
+// Each thread has a run of neighbouring items and claims them one by one, ascending; when it has
+// none left it claims those of others, ascending as well. So what lies side by side in memory stays
+// with one thread, which fetches the next item's while it computes, and a thread that is
+// descheduled delays one item only. Waiting threads, the caller too, spin for about 20 µs, then
+// yield, and sleep after 100: whoever else has work on these cores gets them whole, and an idle
+// worker costs nothing. Pools of several processes may each have a thread for every core
+// (kernels/README.md, "Two workers on the same cores"). Which thread computes an item never shows
+// in the bits.
 
 #ifndef TANDEM_KERNELS_CPU_THREAD_POOL_H_
 #define TANDEM_KERNELS_CPU_THREAD_POOL_H_
@@ -61,15 +64,22 @@ class ThreadPool {
   void Run(int64_t num_items, Function function, const void* context) EXCLUDES(mu_);
   void ThreadMain(int thread) EXCLUDES(mu_);
   void WaitUntilFinished(int64_t num_items) EXCLUDES(mu_);
-  // Claims and runs items of the current operation until none is left. False if there was none.
-  bool RunItems(int thread);
-  void Park() EXCLUDES(mu_);
+  // Claims and runs items of the current operation until none is left.
+  void RunItems(int thread);
+  void RunItem(int64_t item, int thread);
+  // Until there is an operation after `operation`.
+  void Park(uint64_t operation) EXCLUDES(mu_);
 
   const int num_threads_;
   const bool caller_computes_;
-  // Operation number in the upper half, items not yet claimed in the lower.
-  std::atomic<uint64_t> cursor_{0};
-  // The current operation's: written before cursor_, read only by holders of an item of it.
+  // Items of the current operation that nobody has claimed: the first in the lower half, the one
+  // past the last in the upper. Equal: none.
+  struct alignas(64) Unclaimed {
+    std::atomic<uint64_t> range{0};
+  };
+  std::vector<Unclaimed> unclaimed_;                // By thread.
+  alignas(64) std::atomic<uint64_t> operation_{0};  // Its number, written last.
+  // The current operation's: written before its items, read only by holders of one.
   Function function_ = nullptr;
   const void* context_ = nullptr;
   int64_t num_items_ = 0;

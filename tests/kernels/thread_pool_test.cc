@@ -47,6 +47,26 @@ TEST(ThreadPoolTest, WorkShowsWhileAnOperationRuns) {
   }
 }
 
+// Thread 1 sleeps until the operation is whole (awake it may come before its own items are there),
+// and holds its first item until thread 0 has done all the others.
+TEST(ThreadPoolTest, AThreadWalksThroughItsOwnItemsAndThenThroughThoseOfOthers) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 20; ++round) {
+    while (pool.num_sleeping() < 1) std::this_thread::yield();
+    std::vector<int64_t> items[2];
+    std::atomic<int> begun{0};
+    std::atomic<int> done{0};
+    pool.ParallelFor(9, [&](int64_t item, int thread) {
+      if (items[thread].empty()) ++begun;
+      items[thread].push_back(item);
+      while (begun < 2 || (thread == 1 && done < 8)) std::this_thread::yield();
+      ++done;
+    });
+    ASSERT_EQ(items[0], std::vector<int64_t>({0, 1, 2, 3, 5, 6, 7, 8}));
+    ASSERT_EQ(items[1], std::vector<int64_t>({4}));
+  }
+}
+
 TEST(ThreadPoolTest, OperationsBackToBackNeverMixTheirItems) {
   ThreadPool pool(4);
   for (int64_t operation = 0; operation < 20000; ++operation) {
