@@ -194,6 +194,8 @@ PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens, Random* rand
   return sequence;
 }
 
+constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
+
 // Groups of less and of more than a product's rows; windows, caps; chunks that end anywhere.
 TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
   struct Case {
@@ -206,14 +208,18 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
       {64, 4, 2, 150, 0, 0.0f},  {128, 1, 2, 129, 0, 0.0f}, {96, 7, 1, 77, 0, 1.5f},
       {256, 3, 1, 70, 40, 0.0f},  // on the ordinary units
       {96, 3, 1, 70, 40, 0.0f},  {128, 20, 1, 66, 0, 0.0f}, {64, 8, 1, 140, 65, 1.5f}};
-  for (const Case& c : cases) {
+  for (size_t i = 0; i < 3 * std::size(cases); ++i) {
+    const Case& c = cases[i / 3];
+    const KvType kv_type = kKvTypes[i % 3];
     const PagedShape shape{.num_heads = c.group * c.kv_heads,
                            .num_kv_heads = c.kv_heads,
                            .head_dim = c.head_dim,
                            .dtype = DType::kBF16,
+                           .kv_type = kv_type,
                            .window = c.window,
                            .score_cap = c.cap};
-    const std::string name = absl::StrFormat("D %d, group %d", c.head_dim, c.group);
+    const std::string name =
+        absl::StrFormat("D %d, group %d, %s KV", c.head_dim, c.group, NameOf(kv_type));
     const int block_tokens = random_->Chance(0.5) ? 16 : 32;
     const PagedSequence sequence = Sequence(shape, c.tokens, random_.get());
     const PagedSequence other = Sequence(shape, 40, random_.get());
@@ -246,7 +252,7 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
     constexpr int kOthers = 8;
     PagedCase many(device_.get(), shape, block_tokens, 64, seed + 2);
     std::vector<int> ids;
-    for (int i = 0; i < kOthers; ++i) ids.push_back(many.Add(&other));
+    for (int n = 0; n < kOthers; ++n) ids.push_back(many.Add(&other));
     ids.push_back(many.Add(&sequence));
     std::vector<int64_t> counts(kOthers, 2);
     counts.push_back(c.tokens - 1);
@@ -259,11 +265,61 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
   }
 }
 
+// Whole numbers up to 127, times a power of two, are what they are in groups of 8 bits.
+TEST_F(EmulatedTensorTest, GroupsOfEightBitsAreTheNumbersThatTheyStandFor) {
+  for (const int head_dim : {64, 96, 128}) {
+    PagedShape shape{.num_heads = 6,
+                     .num_kv_heads = 2,
+                     .head_dim = head_dim,
+                     .dtype = DType::kBF16,
+                     .rotary = false};
+    PagedSequence sequence = Sequence(shape, 139, random_.get());
+    for (float& x : sequence.qkv) {
+      x = std::ldexp(static_cast<float>(random_->Between(-127, 127)),
+                     -6 - static_cast<int>(&x - sequence.qkv.data()) / 8 % 3);
+    }
+    std::vector<std::vector<std::byte>> outputs;
+    for (const KvType kv_type : {KvType::kBF16, KvType::kInt8G8}) {
+      shape.kv_type = kv_type;
+      PagedCase paged(device_.get(), shape, 16, 16, 1);
+      paged.Add(&sequence);
+      outputs.push_back(paged.Step({0}, {138}, false));
+      const auto last = paged.Step({0}, {1}, true);
+      outputs.back().insert(outputs.back().end(), last.begin(), last.end());
+    }
+    EXPECT_EQ(outputs[0], outputs[1]) << head_dim;
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
+TEST_F(EmulatedTensorTest, AttentionInF32IsThatOfTheOrdinaryUnits) {
+  const auto ordinary = MakeDevice("cuda");
+  for (const KvType kv_type : kKvTypes) {
+    const PagedShape shape{.num_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 64,
+                           .dtype = DType::kF32,
+                           .kv_type = kv_type};
+    const PagedSequence sequence = Sequence(shape, 41, random_.get());
+    PagedCase expected(ordinary.get(), shape, 16, 4, 1);
+    PagedCase actual(device_.get(), shape, 16, 4, 2);
+    expected.Add(&sequence);
+    actual.Add(&sequence);
+    EXPECT_EQ(actual.Step({0}, {40}, false), expected.Step({0}, {40}, false)) << NameOf(kv_type);
+    EXPECT_EQ(actual.Step({0}, {1}, true), expected.Step({0}, {1}, true)) << NameOf(kv_type);
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
 // Several segments: decode merges them in a launch of its own, prefill on its way.
 TEST_F(EmulatedTensorTest, SegmentsAreMergedAlikeByDecodeAndPrefill) {
   for (const int64_t window : {0, 1100}) {
-    const PagedShape shape{
-        .num_heads = 2, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16, .window = window};
+    const PagedShape shape{.num_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 64,
+                           .dtype = DType::kBF16,
+                           .kv_type = window == 0 ? KvType::kInt8 : KvType::kBF16,
+                           .window = window};
     const int64_t tokens = 2 * kAttentionSegmentTokens + 37;
     const PagedSequence sequence = Sequence(shape, tokens, random_.get());
     PagedCase expected(reference_.get(), shape, 32, 80, 1);
@@ -297,7 +353,7 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     inputs[i] = Numbers(rows_of[i] * specs[i].in_features, 2.0f);
     ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], PartsOf(weights, specs[i]), &layers[i]));
   }
-  const PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
+  PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
   const PagedSequence sequence = Sequence(shape, 331, random_.get());
   const PagedSequence other = Sequence(shape, 21, random_.get());
   // All outputs, one behind the other; empty if a launch failed.
@@ -317,16 +373,19 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     testing::TestPartResultArray failures;  // of launches, as some should
     testing::ScopedFakeTestPartResultReporter expects_failures(
         testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
-    PagedCase attention(backend.get(), shape, 16, 32, 5);
-    attention.Add(&sequence);
-    for (int i = 0; i < 4; ++i) attention.Add(&other);
-    // A segment a block, then a segment a warp.
     const auto add = [&](const std::vector<std::byte>& output) {
       all.insert(all.end(), output.begin(), output.end());
     };
-    add(attention.Step({0, 1, 2, 3, 4}, {329, 20, 20, 20, 20}, false));
-    add(attention.Step({0}, {1}, true));
-    add(attention.Step({0, 1, 2, 3, 4}, {1, 1, 1, 1, 1}, true));
+    for (const KvType kv_type : {KvType::kBF16, KvType::kInt8}) {
+      shape.kv_type = kv_type;
+      PagedCase attention(backend.get(), shape, 16, 32, 5);
+      attention.Add(&sequence);
+      for (int i = 0; i < 4; ++i) attention.Add(&other);
+      // A segment a block, then a segment a warp.
+      add(attention.Step({0, 1, 2, 3, 4}, {329, 20, 20, 20, 20}, false));
+      add(attention.Step({0}, {1}, true));
+      add(attention.Step({0, 1, 2, 3, 4}, {1, 1, 1, 1, 1}, true));
+    }
     return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
   };
   emulated::TakeSites();

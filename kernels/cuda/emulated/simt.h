@@ -48,6 +48,9 @@ inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline uint32_t PackBf16(float first, float second) {
   return ToBfloat16(first).bits | static_cast<uint32_t>(ToBfloat16(second).bits) << 16;
 }
+inline uint32_t UpperHalves(float first, float second) {
+  return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xFFFF0000u);
+}
 
 // ---- shared memory ----
 
