@@ -145,8 +145,9 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
     TANDEM_RETURN_IF_ERROR(Validate(spec));
-    if (spec.weight_type != WeightType::kInt8 &&
-        spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
+    const bool quantised =
+        spec.weight_type == WeightType::kInt8 || spec.weight_type == WeightType::kInt4;
+    if (!quantised && spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
       return absl::FailedPreconditionError(
           absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s",
                           NameOf(spec.compute_dtype), NameOf(spec.weight_type)));

@@ -72,10 +72,10 @@ __host__ __device__ constexpr unsigned BlocksOfToken(int num_heads, int num_kv_h
 constexpr int kMostOfLane = kMaxAttentionHeadDim / kWarp;
 
 // A head's K, or V, of one token; a warp writes it. value(d) is number d; 0 behind the last.
-template <typename Kv>
+template <KvType kType>
 struct TileWriter {
-  static constexpr int kP = Kv::kP;
-  static constexpr DType kKept = kP == 1 ? DType::kF32 : DType::kBF16;
+  static constexpr DType kKept = kType == KvType::kF32 ? DType::kF32 : DType::kBF16;
+  static constexpr int kP = kKept == DType::kF32 ? 1 : 2;
 
   template <typename Value>
   __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
@@ -103,9 +103,9 @@ __device__ __forceinline__ uint32_t LargestOfLanes(uint32_t x) {
   return x;
 }
 
-template <DType kComputed>
-struct TileWriter<Int8Kv<kComputed>> {
-  using Kv = Int8Kv<kComputed>;
+template <>
+struct TileWriter<KvType::kInt8> {
+  using Kv = Int8Kv;
 
   template <typename Value>
   __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
@@ -143,9 +143,9 @@ struct TileWriter<Int8Kv<kComputed>> {
   }
 };
 
-template <DType kComputed>
-struct TileWriter<GroupedKv<kComputed>> {
-  using Kv = GroupedKv<kComputed>;
+template <>
+struct TileWriter<KvType::kInt8G8> {
+  using Kv = GroupedKv;
 
   template <typename Value>
   __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
@@ -205,13 +205,14 @@ __global__ void TANDEM_THREADS(kThreads, 1) RotaryKvWriteKernel(HostRotaryKvWrit
     const int g = item - args.num_heads;
     const Head head(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm,
                     args.norm_epsilon, cos, sin, head_dim);
-    TileWriter<Kv>::WriteKey([&](int d) { return d < head_dim ? head[d] : 0.0f; }, head_dim, token,
-                             SubTileAt<Kv>(kv, block, offset, g));
+    TileWriter<Kv::kType>::WriteKey([&](int d) { return d < head_dim ? head[d] : 0.0f; }, head_dim,
+                                    token, SubTileAt<Kv>(kv, block, offset, g));
   } else {
     const int g = item - args.num_heads - kv.num_kv_heads;
     const float* const value = args.value + t * args.input_stride + int64_t{g} * head_dim;
-    TileWriter<Kv>::WriteValue([&](int d) { return d < head_dim ? value[d] : 0.0f; }, head_dim,
-                               token, SubTileAt<Kv>(kv, block, offset, kv.num_kv_heads + g));
+    TileWriter<Kv::kType>::WriteValue([&](int d) { return d < head_dim ? value[d] : 0.0f; },
+                                      head_dim, token,
+                                      SubTileAt<Kv>(kv, block, offset, kv.num_kv_heads + g));
   }
 }
 

@@ -88,9 +88,8 @@ __device__ __forceinline__ float Int8At(SharedPtr<std::byte> bytes, int at) {
 }
 
 // Both kinds of 8 bits: units are two numbers, widened.
-template <DType kComputed>
 struct WidenedKv {
-  static constexpr DType kDType = kComputed;
+  static constexpr DType kDType = DType::kBF16;
   static constexpr int kP = 2;
   using Unit = float2;
   __device__ static float First(const Unit& unit) { return unit.x; }
@@ -99,9 +98,7 @@ struct WidenedKv {
 };
 
 // With a scale a token, which is no part of a unit.
-template <DType kComputed>
-struct Int8Kv : WidenedKv<kComputed> {
-  using Unit = float2;
+struct Int8Kv : WidenedKv {
   static constexpr KvType kType = KvType::kInt8;
   static constexpr const char* kFormat = "cpu.1.p4.int8";
   static constexpr bool kHasTokenScales = true;
@@ -133,11 +130,12 @@ struct Int8Kv : WidenedKv<kComputed> {
     return {Int8At(v, at), Int8At(v, at + 16)};
   }
 };
+struct Int8InF32Kv : Int8Kv {
+  static constexpr DType kDType = DType::kF32;
+};
 
 // With a scale of a byte for each 8 numbers, with which they are numbers of bf16.
-template <DType kComputed>
-struct GroupedKv : WidenedKv<kComputed> {
-  using Unit = float2;
+struct GroupedKv : WidenedKv {
   static constexpr KvType kType = KvType::kInt8G8;
   static constexpr const char* kFormat = "cpu.1.p8.int8g8";
   static constexpr bool kHasTokenScales = false;
@@ -182,6 +180,9 @@ struct GroupedKv : WidenedKv<kComputed> {
     return Int8GroupScaleToFloat(SharedCast<uint8_t>(vector)[at]);
   }
 };
+struct GroupedInF32Kv : GroupedKv {
+  static constexpr DType kDType = DType::kF32;
+};
 
 // The sub-tile with position `offset` of a block. `tile`: a KV head's, of V behind those of K.
 template <typename Kv>
@@ -217,13 +218,13 @@ auto ByKv(KvType type, DType compute_dtype, Function function) {
       return f32 ? function.template operator()<Bf16InF32Kv>()
                  : function.template operator()<Bf16Kv>();
     case KvType::kInt8:
-      return f32 ? function.template operator()<Int8Kv<DType::kF32>>()
-                 : function.template operator()<Int8Kv<DType::kBF16>>();
+      return f32 ? function.template operator()<Int8InF32Kv>()
+                 : function.template operator()<Int8Kv>();
     case KvType::kInt8G8:
       break;
   }
-  return f32 ? function.template operator()<GroupedKv<DType::kF32>>()
-             : function.template operator()<GroupedKv<DType::kBF16>>();
+  return f32 ? function.template operator()<GroupedInF32Kv>()
+             : function.template operator()<GroupedKv>();
 }
 
 }  // namespace tandem

@@ -104,11 +104,10 @@ __device__ __forceinline__ uint32_t TwoBytes(SharedPtr<std::byte> from) {
 }
 
 template <int kHeadDim>
-struct TensorKv<Int8Kv<DType::kBF16>, kHeadDim> {
-  using Kv = Int8Kv<DType::kBF16>;
-  static constexpr int kPieces = Kv::SubTileBytes(kHeadDim) / 16;
+struct TensorKv<Int8Kv, kHeadDim> {
+  static constexpr int kPieces = Int8Kv::SubTileBytes(kHeadDim) / 16;
   static constexpr int kRingBytes = kPieces * 16;
-  static constexpr int kScalesAt = Kv::NumberBytes(kHeadDim);  // of tokens
+  static constexpr int kScalesAt = Int8Kv::NumberBytes(kHeadDim);  // of tokens
   __device__ static int PieceAt(bool is_value, int piece) {
     constexpr int kVectorPieces = kHeadDim / 4;  // of four positions
     return (is_value && piece < kHeadDim ? piece ^ piece / kVectorPieces : piece) * 16;
@@ -124,9 +123,10 @@ struct TensorKv<Int8Kv<DType::kBF16>, kHeadDim> {
   static constexpr int kSlicePieces = kKvSubTileTokens;
   static constexpr int kSliceBytes = kSlicePieces * 16;
   __device__ static int SliceFrom(int slice, int piece) {
-    return piece / Kv::kTokens * kHeadDim * 4 + (slice * Kv::kTokens + piece % Kv::kTokens) * 16;
+    return piece / Int8Kv::kTokens * kHeadDim * 4 +
+           (slice * Int8Kv::kTokens + piece % Int8Kv::kTokens) * 16;
   }
-  __device__ static int SlicePieceAt(int piece) { return (piece ^ piece / Kv::kTokens) * 16; }
+  __device__ static int SlicePieceAt(int piece) { return (piece ^ piece / Int8Kv::kTokens) * 16; }
   __device__ static LanePairs SliceValues(SharedPtr<std::byte> slice) {
     return OfVector(slice + SumLane() * 64);
   }
@@ -145,10 +145,9 @@ struct TensorKv<Int8Kv<DType::kBF16>, kHeadDim> {
 };
 
 template <int kHeadDim>
-struct TensorKv<GroupedKv<DType::kBF16>, kHeadDim> {
-  using Kv = GroupedKv<DType::kBF16>;
-  static constexpr int kPieces = Kv::SubTileBytes(kHeadDim) / 16;
-  static constexpr int kVectorPieces = Kv::kVectorBytes / 16;
+struct TensorKv<GroupedKv, kHeadDim> {
+  static constexpr int kPieces = GroupedKv::SubTileBytes(kHeadDim) / 16;
+  static constexpr int kVectorPieces = GroupedKv::kVectorBytes / 16;
   static constexpr int kHalfPieces = kPieces / 2;  // of eight positions of V
   // So that the halves' pieces are in different banks.
   static constexpr int kPadPieces = kHalfPieces % 4 == 2 ? 0 : 2;
@@ -158,9 +157,9 @@ struct TensorKv<GroupedKv<DType::kBF16>, kHeadDim> {
     return (is_value && piece >= kHalfPieces ? piece + kPadPieces : piece) * 16;
   }
   __device__ static LanePairs Keys(SharedPtr<std::byte> k, int step) {
-    const SharedPtr<std::byte> low = k + Kv::KeyVectorAt(step * 16) + ColumnLane() * 2;
-    const SharedPtr<std::byte> high = k + Kv::KeyVectorAt(step * 16 + 8) + ColumnLane() * 2;
-    const int at = Kv::kScaleBytes + SumLane() * 32;
+    const SharedPtr<std::byte> low = k + GroupedKv::KeyVectorAt(step * 16) + ColumnLane() * 2;
+    const SharedPtr<std::byte> high = k + GroupedKv::KeyVectorAt(step * 16 + 8) + ColumnLane() * 2;
+    const int at = GroupedKv::kScaleBytes + SumLane() * 32;
     const uint32_t scales[2] = {TwoBytes(low), TwoBytes(high)};
     return WidenPairs({TwoBytes(low + at), TwoBytes(low + at + 16), TwoBytes(high + at),
                        TwoBytes(high + at + 16)},
@@ -168,7 +167,7 @@ struct TensorKv<GroupedKv<DType::kBF16>, kHeadDim> {
   }
   __device__ static LanePairs Values(SharedPtr<std::byte> v, int step) {
     return OfVector(v + SumLane() / 2 * ((kHalfPieces + kPadPieces) * 16) +
-                    step * Kv::kVectorBytes);
+                    step * GroupedKv::kVectorBytes);
   }
 
   static constexpr int kSlicePieces = 2 * kVectorPieces;
@@ -179,7 +178,7 @@ struct TensorKv<GroupedKv<DType::kBF16>, kHeadDim> {
   }
   __device__ static int SlicePieceAt(int piece) { return piece * 16; }
   __device__ static LanePairs SliceValues(SharedPtr<std::byte> slice) {
-    return OfVector(slice + SumLane() / 2 * Kv::kVectorBytes);
+    return OfVector(slice + SumLane() / 2 * GroupedKv::kVectorBytes);
   }
 
  private:
@@ -192,7 +191,8 @@ struct TensorKv<GroupedKv<DType::kBF16>, kHeadDim> {
     const uint2 scales = SharedCast<uint2>(vector)[SumLane() % 2];
     const int shift = ColumnLane() / 4 * 8;
     const uint32_t of_group[2] = {scales.x >> shift, scales.y >> shift};
-    const SharedPtr<std::byte> from = vector + Kv::kScaleBytes + first * 16 + ColumnLane() * 2;
+    const SharedPtr<std::byte> from =
+        vector + GroupedKv::kScaleBytes + first * 16 + ColumnLane() * 2;
     return WidenPairs(
         {TwoBytes(from), TwoBytes(from + 16), TwoBytes(from + 32), TwoBytes(from + 48)},
         [&](int i, int) { return ScaleOf(of_group[i / 2], i % 2 * 2); });

@@ -77,8 +77,8 @@ __device__ __forceinline__ MergeScales ScalesOf(float left, float right) {
 // function.template operator()<Kv>() for KV that the tensor cores compute with.
 template <typename Function>
 auto ByTensorKv(KvType type, Function function) {
-  if (type == KvType::kInt8) return function.template operator()<Int8Kv<DType::kBF16>>();
-  if (type == KvType::kInt8G8) return function.template operator()<GroupedKv<DType::kBF16>>();
+  if (type == KvType::kInt8) return function.template operator()<Int8Kv>();
+  if (type == KvType::kInt8G8) return function.template operator()<GroupedKv>();
   return function.template operator()<Bf16Kv>();
 }
 

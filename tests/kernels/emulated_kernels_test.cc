@@ -45,6 +45,8 @@ std::vector<ProbeShape> Shapes() {
   shapes.back().vocabulary = 64 * kVocabularyPiece + 5000;
   shapes[0].kv_type = KvType::kInt8;
   shapes[1].kv_type = KvType::kInt8G8;
+  shapes[1].int4_weights = true;
+  shapes[2].int4_weights = true;
   return shapes;
 }
 

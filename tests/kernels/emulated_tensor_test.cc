@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/half.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/tensor_rows.h"
@@ -135,11 +136,12 @@ TEST_F(EmulatedTensorTest, LinearLayersMatchTheReference) {
   constexpr int64_t kRows[] = {1, 3, 8, 9, 17, 40, 64, 65, 130, 257, 300};
   constexpr int64_t kInputs[] = {1, 15, 16, 17, 63, 64, 129, 384, 1025, 2048};
   constexpr int64_t kOutputs[] = {1, 16, 17, 75, 256, 270, 530};
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 60; ++i) {
     LinearSpec spec =
         SpecOf(kInputs[random_->Below(10)], kOutputs[random_->Below(7)], random_->Chance(0.5));
-    const bool int8 = i % 3 == 0;
-    if (int8) spec.weight_type = WeightType::kInt8;
+    const bool quantised = i % 2 == 0;
+    if (quantised) spec.weight_type = i % 4 == 0 ? WeightType::kInt4 : WeightType::kInt8;
+    if (spec.weight_type == WeightType::kInt4) spec.group = 32 << random_->Below(3);
     const int64_t rows = kRows[random_->Below(11)];
     if (rows * spec.in_features * spec.out_features > 20'000'000) continue;
     const auto weights = Numbers(spec.in_features * spec.out_features, 0.2f);
@@ -156,13 +158,45 @@ TEST_F(EmulatedTensorTest, LinearLayersMatchTheReference) {
     const std::string name =
         absl::StrFormat("K %d, N %d, %d rows, %s%s", spec.in_features, spec.out_features, rows,
                         NameOf(spec.weight_type), spec.segmented ? ", segmented" : "");
-    if (int8) {  // Sums of 8 bits are exact.
+    if (quantised) {  // Sums of 8 and of 4 bits are exact.
       ASSERT_EQ(actual, expected) << name;
       continue;
     }
     for (size_t at = 0; at < expected.size(); ++at) {
       ASSERT_NEAR(actual[at], expected[at], 5e-5) << name << ", element " << at;
     }
+  }
+}
+
+// As checkpoints have them: any number, zero and scale, denormal and negative ones among them.
+TEST_F(EmulatedTensorTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
+  for (int i = 0; i < 12; ++i) {
+    LinearSpec spec = SpecOf(random_->Between(1, 700), random_->Between(1, 60), i % 2 == 0);
+    spec.weight_type = WeightType::kInt4;
+    spec.group = 32 << i % 3;
+    spec.scaled = true;
+    const int64_t groups = (spec.in_features + spec.group - 1) / spec.group;
+    std::vector<uint8_t> q(spec.in_features * spec.out_features);
+    std::vector<uint8_t> zeros(groups * spec.out_features);
+    std::vector<float> scales(zeros.size());
+    for (uint8_t& x : q) x = static_cast<uint8_t>(random_->Below(16));
+    for (uint8_t& x : zeros) x = static_cast<uint8_t>(random_->Below(17));
+    for (float& x : scales) {
+      const auto bits = static_cast<uint16_t>(random_->Below(0x8000));
+      const bool is_number = (bits & 0x7C00u) != 0x7C00u;
+      x = is_number ? ToFloat(Half{bits}) : -0x1p-24f;
+    }
+    const WeightPart part{q.data(), spec.out_features, DType::kF32, scales, zeros};
+    const int64_t rows = random_->Between(1, 70);
+    const auto input = Numbers(rows * spec.in_features, 2.0f);
+    Layer layer, expected_layer;
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {part}, &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*reference_, spec, {part}, &expected_layer));
+    emulated::SetSeed(seed_ + i);
+    ASSERT_EQ(Multiply(*device_, layer, input.data(), rows),
+              Multiply(*reference_, expected_layer, input.data(), rows))
+        << i;
+    ASSERT_EQ(emulated::TakeFault(), "");
   }
 }
 
@@ -344,11 +378,14 @@ TEST_F(EmulatedTensorTest, SegmentsAreMergedAlikeByDecodeAndPrefill) {
 // A ring that is filled more often than it has room, and one block that has several jobs.
 TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
   constexpr int kOrders = 3;
-  const LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false)};
-  const int64_t rows_of[] = {3, 257};
-  Layer layers[2];
-  std::vector<Bfloat16> inputs[2];
-  for (int i = 0; i < 2; ++i) {
+  LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false), SpecOf(800, 40, false)};
+  specs[2].weight_type = WeightType::kInt4;
+  specs[2].group = 64;
+  const int64_t rows_of[] = {3, 257, 5};
+  constexpr int kLayers = 3;
+  Layer layers[kLayers];
+  std::vector<Bfloat16> inputs[kLayers];
+  for (int i = 0; i < kLayers; ++i) {
     const auto weights = Numbers(specs[i].in_features * specs[i].out_features, 0.2f);
     inputs[i] = Numbers(rows_of[i] * specs[i].in_features, 2.0f);
     ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], PartsOf(weights, specs[i]), &layers[i]));
@@ -361,7 +398,7 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     emulated::SetSeed(order);
     auto backend = MakeDevice("cuda-tensor");  // What has failed stays failed.
     std::vector<std::byte> all;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kLayers; ++i) {
       std::vector<std::byte> output(rows_of[i] * specs[i].out_features * 4);
       const absl::Status status = backend->Linear({.op = layers[i].op.get(),
                                                    .input = inputs[i].data(),

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "kernels/api/dtype.h"
+#include "kernels/api/half.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
 
@@ -51,6 +52,7 @@ inline uint32_t PackBf16(float first, float second) {
 inline uint32_t UpperHalves(float first, float second) {
   return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xFFFF0000u);
 }
+inline float HalfToFloat(uint16_t bits) { return ToFloat(Half{bits}); }
 
 // ---- shared memory ----
 
