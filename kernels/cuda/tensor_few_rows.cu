@@ -2,8 +2,6 @@
 // is cut into equal parts, one a processor. One warp copies weights, others rows, as fast as memory
 // gives them; eight multiply.
 
-#include <type_traits>
-
 #include "kernels/cuda/tensor_ring.h"
 
 namespace tandem {
@@ -259,27 +257,15 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
   }
 }
 
-constexpr int kChunkRows = 64;      // that a block has at most
-constexpr int kInt4ChunkRows = 32;  // of 4 bits, which have twice as many sums
-
 template <typename Product>
 cudaError_t LaunchTiles(int tiles, const LaunchShape& shape, cudaStream_t stream,
                         const TensorLaunch& launch) {
-  switch (tiles) {
-    case 1:
-      return Launch(FewRowsKernel<Product, 1>, shape, stream, launch);
-    case 2:
-      return Launch(FewRowsKernel<Product, 2>, shape, stream, launch);
-    case 4:
-      return Launch(FewRowsKernel<Product, 4>, shape, stream, launch);
-    default:
-      break;
+  if (tiles == 1) return Launch(FewRowsKernel<Product, 1>, shape, stream, launch);
+  if (tiles == 2) return Launch(FewRowsKernel<Product, 2>, shape, stream, launch);
+  if constexpr (Product::kMaxTiles == 8) {
+    if (tiles == 8) return Launch(FewRowsKernel<Product, 8>, shape, stream, launch);
   }
-  if constexpr (std::is_same_v<Product, Int4Product>) {
-    return cudaErrorInvalidValue;
-  } else {
-    return Launch(FewRowsKernel<Product, 8>, shape, stream, launch);
-  }
+  return Launch(FewRowsKernel<Product, 4>, shape, stream, launch);
 }
 
 }  // namespace
@@ -289,8 +275,8 @@ cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream,
   TensorLaunch& launch = *to_fill;
   const PackedLinear& layer = launch.layer;
   const bool int4 = layer.weight_type == WeightType::kInt4;
-  const int rows =
-      static_cast<int>(std::min<int64_t>(launch.num_rows, int4 ? kInt4ChunkRows : kChunkRows));
+  const int most_rows = kProductRows * (int4 ? Int4Product::kMaxTiles : Bf16Product::kMaxTiles);
+  const int rows = static_cast<int>(std::min<int64_t>(launch.num_rows, most_rows));
   int tiles = 1;
   while (tiles * kProductRows < rows) tiles *= 2;
   launch.row_chunks =

@@ -30,11 +30,13 @@ inline constexpr int kRowPieces = kInputBlockBytes / kChunkBytes;
 
 struct RingShape;
 
-// Products of bf16 or 8 bits. A lane has the same bytes of a step in all that its warp multiplies.
+// What is multiplied: the numbers of a stage, kLaneBytes a lane of each panel's step, by so many
+// times 8 rows at most at once.
 struct Bf16Product {
   using Sum = float;
   static constexpr bool kScaled = false;
   static constexpr int kLaneBytes = kChunkBytes;
+  static constexpr int kMaxTiles = 8;
   __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
   __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
@@ -45,6 +47,7 @@ struct Int8Product {
   using Sum = int32_t;
   static constexpr bool kScaled = true;
   static constexpr int kLaneBytes = kChunkBytes;
+  static constexpr int kMaxTiles = 8;
   __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
   __device__ static void Multiply(int32_t (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
@@ -66,6 +69,7 @@ struct Int4Product {
   using Sum = float;
   static constexpr bool kScaled = true;
   static constexpr int kLaneBytes = kChunkBytes / 2;
+  static constexpr int kMaxTiles = 4;  // It has twice as many sums.
   __device__ static int PanelBytes(const RingShape& ring) { return ring.panel_bytes; }
   // A lane's registers of a step. `scales`: of the outputs that registers 0 and 2, and 1 and 3,
   // have, each with its zero.
