@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,13 +37,18 @@ ProbeShape Shape(int64_t rows, int64_t features, int head_dim, int32_t positions
 }
 
 // Few rows, and more than the kernels for few take; segments of different lengths; sums that go
-// through shared memory more than once; two tiles and a part; sequences that are split and merged;
-// KV that is kept otherwise than it is computed in.
+// through shared memory more than once; two tiles and a part; sequences that are split and merged.
 std::vector<ProbeShape> Shapes() {
   std::vector<ProbeShape> shapes = {Shape(3, 331, 48, 150), Shape(19, 200, 64, 129),
                                     Shape(40, 1100, 80, 60), Shape(2, 40, 144, 1100),
                                     Shape(1, 8400, 16, 65)};
   shapes.back().vocabulary = 64 * kVocabularyPiece + 5000;
+  return shapes;
+}
+
+// With KV of 8 bits and weights of 4, which have no barriers of their own.
+std::vector<ProbeShape> ShapesOfAllTypes() {
+  std::vector<ProbeShape> shapes = Shapes();
   shapes[0].kv_type = KvType::kInt8;
   shapes[1].kv_type = KvType::kInt8G8;
   shapes[1].int4_weights = true;
@@ -68,7 +74,7 @@ class EmulatedKernelsTest : public testing::Test {
 
 TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads) {
   const auto cpu = MakeBackend("cpu-avx2");
-  for (const ProbeShape& shape : Shapes()) {
+  for (const ProbeShape& shape : ShapesOfAllTypes()) {
     const auto expected = ProbeOperations(*cpu, shape, seed_);
     ASSERT_TRUE(expected.ok()) << expected.status();
     for (uint64_t order = 0; order < 2; ++order) {
@@ -175,6 +181,36 @@ TEST_F(EmulatedKernelsTest, AttentionOverAnyKvHasTheBitsOfTheCpu) {
     step({0, 1}, {1, 1});
     ASSERT_EQ(emulated::TakeFault(), "") << "shape " << i;
   }
+}
+
+// A weight of zero is zero whatever the scale of its token in V is.
+TEST_F(EmulatedKernelsTest, AnInfinityIsNothingToRowsThatDoNotSeeIt) {
+  const PagedShape shape{.num_heads = 2,
+                         .num_kv_heads = 1,
+                         .head_dim = 64,
+                         .dtype = DType::kBF16,
+                         .kv_type = KvType::kInt8};
+  constexpr int64_t kTokens = 20, kRow = 4 * 64;
+  Random random(seed_);
+  PagedSequence sequence{{}, kTokens};
+  for (int64_t i = 0; i < kTokens * kRow; ++i) {
+    sequence.qkv.push_back(static_cast<float>(random.Unit()) - 0.5f);
+  }
+  PagedSequence infinite = sequence;
+  infinite.qkv.back() = std::numeric_limits<float>::infinity();
+  for (const char* name : {"cuda", "cuda-tensor"}) {
+    const auto device = MakeDevice(name);
+    PagedCase expected(device.get(), shape, 16, 4, 1);
+    PagedCase actual(device.get(), shape, 16, 4, 1);
+    auto rows = expected.Prefill(&sequence, kTokens);
+    auto seen = actual.Prefill(&infinite, kTokens);
+    ASSERT_NE(seen, rows) << name;
+    const size_t before = rows.size() / kTokens * (kTokens - 1);
+    rows.resize(before);
+    seen.resize(before);
+    EXPECT_EQ(seen, rows) << name;
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
 }
 
 TEST_F(EmulatedKernelsTest, EachBarrierAndEachWaitIsNeeded) {
