@@ -116,7 +116,7 @@ inline constexpr int kMergeThreads = 128;
 
 // One block a row of a job: merges its splits, left to right, a number of the output as
 // Merge::Add(right, right_accumulator, &left, &left_accumulator) does.
-template <typename Kv, typename Merge>
+template <DType kDType, typename Merge>
 __global__ void TANDEM_THREADS(kMergeThreads, 1) MergeKernel(DecodeLaunch launch) {
   BeginLaunch();
   const AttentionProblem& problem = launch.problem;
@@ -142,14 +142,14 @@ __global__ void TANDEM_THREADS(kMergeThreads, 1) MergeKernel(DecodeLaunch launch
       const int64_t at = int64_t{s} * chunk_rows;
       Merge::Add(partials[at], accumulators[at * padded], &total, &acc);
     }
-    Store(Kv::kDType, problem.output, to + d, acc / total.sum + 0.0f);
+    Store(kDType, problem.output, to + d, acc / total.sum + 0.0f);
   }
 }
 
-template <typename Kv, typename Merge>
+template <DType kDType, typename Merge>
 cudaError_t MergeSplits(const DecodeLaunch& launch, int64_t num_jobs, cudaStream_t stream) {
   if (launch.splits == 1) return cudaSuccess;
-  return Launch(MergeKernel<Kv, Merge>,
+  return Launch(MergeKernel<kDType, Merge>,
                 {.blocks = num_jobs * launch.chunk_rows, .threads = kMergeThreads}, stream, launch);
 }
 

@@ -36,11 +36,13 @@ inline constexpr int kPairSubTiles = kPairTokens / kKvSubTileTokens;
 static_assert(kPairTokens == kAttentionThreads);
 
 // Sub-tiles lie so far apart that sixteen positions of one and of the next are in different banks.
-inline constexpr int kSubTilePadBytes = 64;
-
+template <typename Kv>
+__host__ __device__ constexpr int SubTileStride(int head_dim) {
+  return Kv::SubTileBytes(head_dim) + Kv::kRingPadBytes;
+}
 template <typename Kv>
 __host__ __device__ constexpr int UnitBytes(int head_dim) {
-  return kPairSubTiles * (SubTileWords<Kv>(head_dim) * 4 + kSubTilePadBytes);
+  return kPairSubTiles * SubTileStride<Kv>(head_dim);
 }
 // Large heads leave room for one alone: nothing is copied while it is used.
 template <typename Kv>
@@ -56,14 +58,15 @@ __host__ __device__ constexpr int MaxAttentionRows(int max_head_dim) {
 template <typename Kv>
 constexpr int AttentionBlocks(int rows, int max_head_dim) {
   if (max_head_dim > kAttentionThreads) return 1;
-  return Kv::kPerWord == 1 || rows > 8 ? 2 : 3;
+  return Kv::kType != KvType::kBF16 || rows > 8 ? 2 : 3;
 }
 
 // Heads have at most kMaxHeadDim numbers; kExact: as many, which saves instructions.
 template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 class AttentionRows {
  public:
-  static constexpr int kP = Kv::kPerWord;
+  static constexpr int kP = Kv::kP;
+  using Unit = Kv::Unit;
   // Numbers of the output a thread has, and how many parts the rows are cut into for that.
   static constexpr int kDims =
       kMaxHeadDim > kAttentionThreads ? kMaxHeadDim / kAttentionThreads : 1;
@@ -169,20 +172,22 @@ class AttentionRows {
 
   // ---- the ring ----
 
-  __device__ SharedPtr<std::byte> Unit(int unit) const {
-    return ring_ + unit % RingUnits<Kv>(head_dim()) * UnitBytes<Kv>(head_dim());
+  // A sub-tile of a unit.
+  __device__ SharedPtr<std::byte> SubTile(int unit, int sub) const {
+    return ring_ + unit % RingUnits<Kv>(head_dim()) * UnitBytes<Kv>(head_dim()) +
+           sub * SubTileStride<Kv>(head_dim());
   }
-  // Where word 0 of a sub-tile of a unit is.
-  __device__ SharedPtr<uint32_t> SubTile(int unit, int sub) const {
-    return SharedCast<uint32_t>(Unit(unit) +
-                                sub * (SubTileWords<Kv>(head_dim()) * 4 + kSubTilePadBytes));
+  // Where tokens have scales: a position of a unit of K has its own there, and that of V.
+  __device__ float TokenScale(int unit, int at, bool is_value) const {
+    const int scales = Kv::NumberBytes(head_dim()) + (is_value ? Kv::kScaleBytes : 0);
+    return SharedCast<float>(SubTile(unit, at / kKvSubTileTokens) + scales)[at % kKvSubTileTokens];
   }
 
   // A warp copies two sub-tiles. Those without a visible position are zeros: their scores are
   // masked, and they are no part of a sum.
   __device__ void CopyUnit(int unit, int pair) const {
     const bool is_value = unit % 2 == 1;
-    const int bytes = SubTileWords<Kv>(head_dim()) * 4;
+    const int bytes = Kv::SubTileBytes(head_dim());
     const int tile = (is_value ? problem_.kv.num_kv_heads : 0) + job_.kv_head;
     const int block_tokens = problem_.kv.shape.block_tokens;
 #pragma unroll
@@ -196,10 +201,20 @@ class AttentionRows {
         from = SubTileAt<Kv>(problem_.kv, blocks_[block], position - block * block_tokens, tile);
       }
       const int lane = thread_ % 32 * 16;
-      const SharedPtr<std::byte> to = SharedCast<std::byte>(SubTile(unit, sub)) + lane;
+      const SharedPtr<std::byte> to = SubTile(unit, sub) + lane;
 #pragma unroll 8
       for (int at = 0; at < bytes; at += 32 * 16) {
         if (at + lane < bytes) CopyAsync16(to + at, from + lane + at, there);
+      }
+      if constexpr (Kv::kHasTokenScales) {
+        // Weights are multiplied with the scales of V before that is there.
+        if (!is_value && lane < Kv::kScaleBytes) {
+          const size_t to_values =
+              static_cast<size_t>(problem_.kv.num_kv_heads) * problem_.kv.tile_bytes;
+          const std::byte* const scales =
+              there ? from + to_values + Kv::NumberBytes(head_dim()) : from;
+          CopyAsync16(to + bytes, scales + lane, there);
+        }
       }
     }
   }
@@ -234,7 +249,7 @@ class AttentionRows {
       if (unit % 2 == 0) {
         Scores(unit, pair);
         __syncthreads();
-        Softmax(pair, end);
+        Softmax(unit, pair, end);
       } else {
         AddValues(unit, pair, end, acc);
       }
@@ -245,18 +260,24 @@ class AttentionRows {
 
   __device__ void Scores(int unit, int pair) {
     const int at = pair + thread_;
-    const SharedPtr<uint32_t> words =
-        SubTile(unit, thread_ / kKvSubTileTokens) + thread_ % kKvSubTileTokens;
+    const SharedPtr<std::byte> k = SubTile(unit, thread_ / kKvSubTileTokens);
     float acc[kRows] = {};
-    const int num_words = head_dim() / kP;
+    const int num_units = head_dim() / kP;
 #pragma unroll 8
-    for (int i = 0; i < num_words; ++i) {
-      const uint32_t word = words[i * kKvSubTileTokens];
+    for (int i = 0; i < num_units; ++i) {
+      const Unit numbers = Kv::Key(k, thread_ % kKvSubTileTokens, i);
       float q[kP][kRows];
 #pragma unroll
       for (int p = 0; p < kP; ++p) LoadFloats(queries_ + (i * kP + p) * kRows, &q[p]);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) acc[r] = AddProducts<Kv>(acc[r], word, q[0][r], q[kP - 1][r]);
+      for (int r = 0; r < kRows; ++r) {
+        acc[r] = AddProducts<Kv>(acc[r], numbers, q[0][r], q[kP - 1][r]);
+      }
+    }
+    if constexpr (Kv::kHasTokenScales) {
+      const float scale = TokenScale(unit, thread_, /*is_value=*/false);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) acc[r] = acc[r] * scale;
     }
     const bool all_see = pair >= all_see_from_ && pair + kPairTokens <= all_see_to_;
 #pragma unroll
@@ -291,9 +312,9 @@ class AttentionRows {
     }
   }
 
-  // From scores to weights exp(score − max), rounded to what multiplies V, [token][row]; the new
-  // maximum and sum, a tile after the other.
-  __device__ void Softmax(int pair, int end) {
+  // From scores to weights exp(score − max), as they multiply V, [token][row]; the new maximum and
+  // sum, a tile after the other. Of `unit`, of K, are the scales of tokens.
+  __device__ void Softmax(int unit, int pair, int end) {
     const int lane = thread_ % 32;
     for (int row = thread_ / 32; row < job_.num_rows; row += kAttentionThreads / 32) {
       float max = max_[row];
@@ -312,10 +333,10 @@ class AttentionRows {
           max = other > max ? other : max;
         }
         const bool none = max == -__builtin_inff();
-        const float weight_a = none ? 0.0f : Rounded(Exp(a - max));
-        const float weight_b = none ? 0.0f : Rounded(Exp(b - max));
-        weights_[(first + lane) * kRows + row] = weight_a;
-        weights_[(first + lane + 32) * kRows + row] = weight_b;
+        float weight_a = none ? 0.0f : Exp(a - max);
+        float weight_b = none ? 0.0f : Exp(b - max);
+        weights_[(first + lane) * kRows + row] = Weight(unit, first + lane, &weight_a);
+        weights_[(first + lane + 32) * kRows + row] = Weight(unit, first + lane + 32, &weight_b);
         // Lane i of sixteen adds positions i, i + 16, i + 32 and i + 48.
         const float upper_a = __shfl_down_sync(kFullWarp, weight_a, 16);
         const float upper_b = __shfl_down_sync(kFullWarp, weight_b, 16);
@@ -336,6 +357,18 @@ class AttentionRows {
     if constexpr (Kv::kDType == DType::kBF16) return ToFloat(ToBfloat16(x));
     return x;
   }
+  // What multiplies V at a position of the pair, of a weight, which becomes what is summed: the
+  // same, but where tokens have scales. A weight of zero is zero, whatever the scale of a slot that
+  // no token wrote.
+  __device__ float Weight(int unit, int at, float* weight) const {
+    if constexpr (Kv::kHasTokenScales) {
+      if (*weight == 0.0f) return 0.0f;
+      return Rounded(*weight * TokenScale(unit, at, /*is_value=*/true));
+    } else {
+      *weight = Rounded(*weight);
+      return *weight;
+    }
+  }
 
   __device__ void AddValues(int unit, int pair, int end, float (*acc)[kPartRows][kDims]) {
 #pragma unroll
@@ -354,11 +387,11 @@ class AttentionRows {
         const int position = pair + token;
         if (position >= end) break;
         if (position + kKvSubTileTokens <= first_visible_) continue;
-        const SharedPtr<uint32_t> words = SubTile(unit, token / kKvSubTileTokens);
+        const SharedPtr<std::byte> v = SubTile(unit, token / kKvSubTileTokens);
         if (position + kKvSubTileTokens <= end) {
-          AddSubTile<true>(words, token, kKvSubTileTokens, acc);
+          AddSubTile<true>(v, token, kKvSubTileTokens, acc);
         } else {
-          AddSubTile<false>(words, token, end - position, acc);
+          AddSubTile<false>(v, token, end - position, acc);
         }
       }
     }
@@ -370,16 +403,18 @@ class AttentionRows {
   // `tokens` tokens from `token` of the pair on; kAll: the whole sub-tile. Slots behind the last
   // visible position were never written, or are stale.
   template <bool kAll>
-  __device__ void AddSubTile(SharedPtr<uint32_t> words, int token, int tokens,
+  __device__ void AddSubTile(SharedPtr<std::byte> v, int token, int tokens,
                              float (*acc)[kPartRows][kDims]) {
-    uint32_t word[kSubTileUnits][kDims];
+    Unit numbers[kSubTileUnits][kDims];
 #pragma unroll
     for (int unit = 0; unit < kSubTileUnits; ++unit) {
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
         const bool there = DimOf(i) < padded() && (kAll || unit * kP < tokens);
-        word[unit][i] = there ? static_cast<uint32_t>(words[unit * padded() + DimOf(i)]) : 0;
-        if (!kAll && kP == 2 && unit * kP + 1 == tokens) word[unit][i] &= 0xFFFFu;
+        numbers[unit][i] = there ? Kv::Value(v, unit, DimOf(i), padded()) : Unit{};
+        if (!kAll && kP == 2 && unit * kP + 1 == tokens) {
+          numbers[unit][i] = Kv::OnlyFirst(numbers[unit][i]);
+        }
       }
     }
 #pragma unroll
@@ -395,7 +430,7 @@ class AttentionRows {
       for (int r = 0; r < kPartRows; ++r) {
 #pragma unroll
         for (int i = 0; i < kDims; ++i) {
-          (*acc)[r][i] = AddProducts<Kv>((*acc)[r][i], word[unit][i], first[r], second[r]);
+          (*acc)[r][i] = AddProducts<Kv>((*acc)[r][i], numbers[unit][i], first[r], second[r]);
         }
       }
     }

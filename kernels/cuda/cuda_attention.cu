@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/attention_rows.h"
 #include "kernels/cuda/simt.h"
@@ -53,16 +54,18 @@ struct ExpMerge {
 
 // How the rows of a KV head are cut, and its segments.
 struct DecodePlan {
-  int rows;  // of a chunk: 2, 4, 8 or 16 (MaxAttentionRows)
+  int rows;  // of a chunk: 2, 4, 8 or 16 (MaxAttentionRows); of KV not in what is computed in fewer
   int row_chunks;
   int64_t splits;
 };
 
 DecodePlan PlanDecode(const HostDecodeAttentionArgs& args, int num_processors) {
   const int group = args.num_heads / args.kv.num_kv_heads;
-  DecodePlan plan{.rows = 2};
+  const bool plain = args.kv.shape.type == KvTypeOf(args.compute_dtype);
+  DecodePlan plan{.rows = plain ? 2 : 4};
   const int most_rows = MaxAttentionRows(args.kv.shape.head_dim);
-  while (plan.rows < group && plan.rows < most_rows) plan.rows *= 2;
+  while (plan.rows < group && plan.rows < most_rows) plan.rows *= plain ? 2 : 4;
+  plan.rows = std::min(plan.rows, most_rows);
   plan.row_chunks = CeilDiv(group, plan.rows);
   const int64_t jobs = args.num_sequences * args.kv.num_kv_heads * plan.row_chunks;
   plan.splits = jobs < int64_t{num_processors} * kBlocksPerProcessor ? MostSegments(args) : 1;
@@ -84,7 +87,7 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
               .shared_bytes = Rows::SharedBytes(launch.problem.kv.shape.head_dim)},
              stream, launch);
   if (error != cudaSuccess) return error;
-  return MergeSplits<Kv, ExpMerge>(launch, jobs, stream);
+  return MergeSplits<Kv::kDType, ExpMerge>(launch, jobs, stream);
 }
 
 // ---- prefill ----
@@ -102,32 +105,39 @@ __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMa
 // function.template operator()<Kv, kMaxHeadDim, kExact>() for a shape. Only bf16, which models are
 // served in, has kernels for exact sizes.
 template <typename Function>
-auto ByShape(const KvTileShape& shape, Function function) {
-  const auto by_size = [&]<typename Kv, bool kExact>() {
-    if (shape.head_dim <= 64) return function.template operator()<Kv, 64, kExact>();
-    if (shape.head_dim <= 128) return function.template operator()<Kv, 128, kExact>();
-    return function.template operator()<Kv, 256, kExact>();
-  };
-  if (shape.type == KvType::kF32) return by_size.template operator()<F32Kv, false>();
-  const bool exact = shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256;
-  return exact ? by_size.template operator()<Bf16Kv, true>()
-               : by_size.template operator()<Bf16Kv, false>();
+auto ByShape(const KvTileShape& shape, DType compute_dtype, Function function) {
+  const int head_dim = shape.head_dim;
+  return ByKv(shape.type, compute_dtype, [&]<typename Kv>() {
+    const auto by_size = [&]<bool kExact>() {
+      if (head_dim <= 64) return function.template operator()<Kv, 64, kExact>();
+      if (head_dim <= 128) return function.template operator()<Kv, 128, kExact>();
+      return function.template operator()<Kv, 256, kExact>();
+    };
+    if constexpr (std::is_same_v<Kv, Bf16Kv>) {
+      const bool exact = head_dim == 64 || head_dim == 128 || head_dim == 256;
+      if (exact) return by_size.template operator()<true>();
+    }
+    return by_size.template operator()<false>();
+  });
 }
 
 }  // namespace
 
 const char* CudaTileFormat(KvType type) {
-  return type == KvType::kF32 ? "cpu.1.p1.f32" : "cpu.1.p2.bf16";
+  const char* format = nullptr;
+  ByKv(type, DType::kBF16, [&]<typename Kv>() { format = Kv::kFormat; });
+  return format;
 }
 
 size_t CudaTileBytes(const KvTileShape& shape) {
-  const int words = shape.type == KvType::kF32 ? SubTileWords<F32Kv>(shape.head_dim)
-                                               : SubTileWords<Bf16Kv>(shape.head_dim);
-  return static_cast<size_t>(shape.block_tokens / kKvSubTileTokens) * words * 4;
+  return ByKv(shape.type, DType::kBF16, [&]<typename Kv>() {
+    return static_cast<size_t>(shape.block_tokens / kKvSubTileTokens) *
+           static_cast<size_t>(Kv::SubTileBytes(shape.head_dim));
+  });
 }
 
-size_t CudaAttentionSharedBytes(const KvTileShape& shape) {
-  return ByShape(shape, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
+size_t CudaAttentionSharedBytes(const KvTileShape& shape, DType compute_dtype) {
+  return ByShape(shape, compute_dtype, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
     return AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>::SharedBytes(
         shape.head_dim);
   });
@@ -153,31 +163,33 @@ cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_pro
       .splits = plan.splits,
       .partials = partials,
       .accumulators = reinterpret_cast<float*>(partials + NumParts(args, plan))};
-  return ByShape(args.kv.shape, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
-    switch (plan.rows) {
-      case 2:
-        return LaunchDecode<Kv, 2, kMaxHeadDim, kExact>(launch, stream);
-      case 4:
-        return LaunchDecode<Kv, 4, kMaxHeadDim, kExact>(launch, stream);
-      case 8:
-        return LaunchDecode<Kv, 8, kMaxHeadDim, kExact>(launch, stream);
-      default:
-        return LaunchDecode<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>(launch, stream);
-    }
-  });
+  return ByShape(args.kv.shape, args.compute_dtype,
+                 [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
+                   constexpr int kMostRows = MaxAttentionRows(kMaxHeadDim);
+                   if constexpr (Kv::kType == KvTypeOf(Kv::kDType)) {
+                     if (plan.rows == 2)
+                       return LaunchDecode<Kv, 2, kMaxHeadDim, kExact>(launch, stream);
+                     if (plan.rows == 8)
+                       return LaunchDecode<Kv, 8, kMaxHeadDim, kExact>(launch, stream);
+                   }
+                   if (plan.rows == 4)
+                     return LaunchDecode<Kv, 4, kMaxHeadDim, kExact>(launch, stream);
+                   return LaunchDecode<Kv, kMostRows, kMaxHeadDim, kExact>(launch, stream);
+                 });
 }
 
 cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_processors,
                                  cudaStream_t stream) {
   const PrefillLaunch launch = PrefillLaunchOf(args);
-  return ByShape(args.kv.shape, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
-    using Rows = AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>;
-    return Launch(PrefillKernel<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>,
-                  {.blocks = args.num_sequences == 0 ? 0 : int64_t{num_processors} * 4,
-                   .threads = kAttentionThreads,
-                   .shared_bytes = Rows::SharedBytes(args.kv.shape.head_dim)},
-                  stream, launch);
-  });
+  return ByShape(
+      args.kv.shape, args.compute_dtype, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
+        using Rows = AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>;
+        return Launch(PrefillKernel<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>,
+                      {.blocks = args.num_sequences == 0 ? 0 : int64_t{num_processors} * 4,
+                       .threads = kAttentionThreads,
+                       .shared_bytes = Rows::SharedBytes(args.kv.shape.head_dim)},
+                      stream, launch);
+      });
 }
 
 }  // namespace tandem

@@ -18,7 +18,7 @@ namespace tandem {
 const char* CudaTileFormat(KvType type);
 size_t CudaTileBytes(const KvTileShape& shape);
 // Shared memory that a block of attention needs: some devices have less.
-size_t CudaAttentionSharedBytes(const KvTileShape& shape);
+size_t CudaAttentionSharedBytes(const KvTileShape& shape, DType compute_dtype);
 
 cudaError_t CudaRotaryTable(const HostRotaryTableArgs& args, cudaStream_t stream);
 cudaError_t CudaRotaryKvWrite(const HostRotaryKvWriteArgs& args, cudaStream_t stream);
@@ -31,11 +31,12 @@ cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_p
                                  cudaStream_t stream);
 
 // The same on the tensor cores, with their bits, for the shapes that there are kernels for.
-bool HasTensorAttention(const KvTileShape& shape, const ProcessorLimits& limits);
+bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype,
+                        const ProcessorLimits& limits);
 size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args);
 cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
                                   const ProcessorLimits& limits, cudaStream_t stream);
-size_t TensorPrefillSharedBytes(int head_dim);
+size_t TensorPrefillSharedBytes(const KvTileShape& shape);
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits);
 cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                    const ProcessorLimits& limits, cudaStream_t stream);

@@ -132,12 +132,13 @@ class CudaBackend final : public Backend {
   absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
                                                DType compute_dtype) const override {
     TANDEM_RETURN_IF_ERROR(Validate(shape));
-    if (shape.type != KvTypeOf(compute_dtype)) {
+    if (shape.type == KvType::kF32 && compute_dtype != DType::kF32) {
       return absl::FailedPreconditionError(
           absl::StrFormat("attention: no kernel of a GPU computes in %s with KV of type %s",
                           NameOf(compute_dtype), NameOf(shape.type)));
     }
-    if (const size_t needed = CudaAttentionSharedBytes(shape); needed > limits_.max_shared_bytes) {
+    if (const size_t needed = CudaAttentionSharedBytes(shape, compute_dtype);
+        needed > limits_.max_shared_bytes) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "attention: heads of %d numbers of type %s take %d bytes of shared memory; %s has %d",
           shape.head_dim, NameOf(shape.type), needed, isa_, limits_.max_shared_bytes));
@@ -147,13 +148,15 @@ class CudaBackend final : public Backend {
 
   bool HasOwnAttention(int head_dim) const override {
     return OnTensorCores(
-        {.block_tokens = kKvSubTileTokens, .head_dim = head_dim, .type = KvType::kBF16});
+        {.block_tokens = kKvSubTileTokens, .head_dim = head_dim, .type = KvType::kBF16},
+        DType::kBF16);
   }
 
   absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
     TANDEM_RETURN_IF_ERROR(Validate(spec));
-    if (spec.weight_type != WeightType::kInt8 &&
-        spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
+    const bool quantised =
+        spec.weight_type == WeightType::kInt8 || spec.weight_type == WeightType::kInt4;
+    if (!quantised && spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
       return absl::FailedPreconditionError(
           absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s",
                           NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
@@ -210,7 +213,7 @@ class CudaBackend final : public Backend {
   }
   absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
-    if (OnTensorCores(args.kv.shape)) {
+    if (OnTensorCores(args.kv.shape, args.compute_dtype)) {
       TANDEM_ASSIGN_OR_RETURN(void* const scratch,
                               ScratchOf(TensorDecodeScratchBytes(OnHost(args))));
       return Enqueued(TensorDecodeAttention(OnHost(args), scratch, limits_, stream_->get()));
@@ -222,7 +225,7 @@ class CudaBackend final : public Backend {
   }
   absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
-    if (OnTensorCores(args.kv.shape)) {
+    if (OnTensorCores(args.kv.shape, args.compute_dtype)) {
       TANDEM_ASSIGN_OR_RETURN(void* const scratch,
                               ScratchOf(TensorPrefillScratchBytes(args.kv.shape, limits_)));
       return Enqueued(TensorPrefillAttention(OnHost(args), scratch, limits_, stream_->get()));
@@ -314,8 +317,9 @@ class CudaBackend final : public Backend {
     return Validate(args, format->tile_bytes);
   }
 
-  bool OnTensorCores(const KvTileShape& shape) const {
-    return products_ == CudaProducts::kTensorCores && HasTensorAttention(shape, limits_);
+  bool OnTensorCores(const KvTileShape& shape, DType compute_dtype) const {
+    return products_ == CudaProducts::kTensorCores &&
+           HasTensorAttention(shape, compute_dtype, limits_);
   }
 
   template <typename Args, typename HostArgs>

@@ -34,6 +34,7 @@ struct PackedLinear {
   DType output_dtype;
   const std::byte* panels;
   const float* scales;  // [N] of outputs kept in 8 bits; else null
+  int group = 0;        // LinearSpec::group
 };
 PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 
@@ -42,8 +43,8 @@ size_t CudaLinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream);
 
-// The parts of CudaLinear: weights of f32 and bf16 on the ordinary units, of 8 bits, and of bf16 on
-// the tensor cores.
+// The parts of CudaLinear: weights of f32 and bf16 on the ordinary units, of 8 and 4 bits, and of
+// bf16 on the tensor cores.
 size_t FloatLinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t FloatLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                         cudaStream_t stream);

@@ -68,16 +68,124 @@ __host__ __device__ constexpr unsigned BlocksOfToken(int num_heads, int num_kv_h
   return static_cast<unsigned>((num_heads + 2 * num_kv_heads + kHeadsOfBlock - 1) / kHeadsOfBlock);
 }
 
+// A lane has every 32nd number of a head.
+constexpr int kMostOfLane = kMaxAttentionHeadDim / kWarp;
+
+// A head's K, or V, of one token; a warp writes it. value(d) is number d; 0 behind the last.
+template <KvType kType>
+struct TileWriter {
+  static constexpr DType kKept = kType == KvType::kF32 ? DType::kF32 : DType::kBF16;
+  static constexpr int kP = kKept == DType::kF32 ? 1 : 2;
+
+  template <typename Value>
+  __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
+    for (int d = threadIdx.x % kWarp; d < head_dim; d += kWarp) {
+      Store(kKept, k, (d / kP * kKvSubTileTokens + token) * kP + d % kP, value(d));
+    }
+  }
+  template <typename Value>
+  __device__ static void WriteValue(const Value& value, int head_dim, int token, std::byte* v) {
+    const int padded = PaddedHeadDim(head_dim);
+    for (int d = threadIdx.x % kWarp; d < padded; d += kWarp) {
+      Store(kKept, v, (token / kP * padded + d) * kP + token % kP, value(d));
+    }
+  }
+};
+
+// The largest of so many neighbouring lanes.
+template <int kOfLanes>
+__device__ __forceinline__ uint32_t LargestOfLanes(uint32_t x) {
+#pragma unroll
+  for (int step = kOfLanes / 2; step > 0; step /= 2) {
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, x, step);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
+template <>
+struct TileWriter<KvType::kInt8> {
+  using Kv = Int8Kv;
+
+  template <typename Value>
+  __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
+    Write(value, head_dim, token, k, [&](int d) { return Kv::KeyAt(token, d); });
+  }
+  template <typename Value>
+  __device__ static void WriteValue(const Value& value, int head_dim, int token, std::byte* v) {
+    const int padded = PaddedHeadDim(head_dim);
+    Write(value, head_dim, token, v, [&](int d) { return Kv::ValueAt(token, d, padded); });
+  }
+
+ private:
+  template <typename Value, typename At>
+  __device__ static void Write(const Value& value, int head_dim, int token, std::byte* sub_tile,
+                               const At& at) {
+    const int padded = PaddedHeadDim(head_dim);
+    const int lane = threadIdx.x % kWarp;
+    float numbers[kMostOfLane];
+    uint32_t absmax = 0;
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) {
+      numbers[i] = value(i * kWarp + lane);
+      const uint32_t bits = MagnitudeBits(numbers[i]);
+      absmax = bits > absmax ? bits : absmax;
+    }
+    const float scale = Int8Scale(__uint_as_float(LargestOfLanes<kWarp>(absmax)));
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) {
+      const int d = i * kWarp + lane;
+      if (d < padded) sub_tile[at(d)] = static_cast<std::byte>(ToInt8(numbers[i], scale));
+    }
+    if (lane == 0) {
+      reinterpret_cast<float*>(sub_tile + Kv::NumberBytes(head_dim))[token] = scale;
+    }
+  }
+};
+
+template <>
+struct TileWriter<KvType::kInt8G8> {
+  using Kv = GroupedKv;
+
+  template <typename Value>
+  __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
+    Write(value, head_dim, [&](int d, uint8_t scale, int32_t number) {
+      std::byte* const vector = k + Kv::KeyVectorAt(d);
+      vector[Kv::KeyAt(token, d)] = static_cast<std::byte>(number);
+      if (d % Kv::kGroup == 0) vector[token] = std::byte{scale};
+    });
+  }
+  template <typename Value>
+  __device__ static void WriteValue(const Value& value, int head_dim, int token, std::byte* v) {
+    const int padded = PaddedHeadDim(head_dim);
+    Write(value, head_dim, [&](int d, uint8_t scale, int32_t number) {
+      std::byte* const vector = v + Kv::ValueVectorAt(token, d, padded);
+      vector[Kv::ValueAt(token, d)] = static_cast<std::byte>(number);
+      if (d % Kv::kGroup == 0) vector[Kv::ValueScaleAt(token, d)] = std::byte{scale};
+    });
+  }
+
+ private:
+  template <typename Value, typename To>
+  __device__ static void Write(const Value& value, int head_dim, const To& to) {
+    const int padded = PaddedHeadDim(head_dim);
+    for (int first = 0; first < padded; first += kWarp) {  // The same for all lanes.
+      const int d = first + static_cast<int>(threadIdx.x) % kWarp;
+      const float x = value(d);
+      const uint8_t scale =
+          Int8GroupScale(__uint_as_float(LargestOfLanes<Kv::kGroup>(MagnitudeBits(x))));
+      if (d < padded) to(d, scale, ToInt8OfGroup(x, scale));
+    }
+  }
+};
+
 template <typename Kv>
 __global__ void TANDEM_THREADS(kThreads, 1) RotaryKvWriteKernel(HostRotaryKvWriteArgs args) {
   BeginLaunch();
-  constexpr int kP = Kv::kPerWord;
   const HostKvLayerView& kv = args.kv;
   const int head_dim = kv.shape.head_dim;
-  const int padded = PaddedHeadDim(head_dim);
   const unsigned blocks = BlocksOfToken(args.num_heads, kv.num_kv_heads);
   const int64_t t = blockIdx.x / blocks;
-  const int lane = threadIdx.x % kWarp;
   const float* const cos = args.cos == nullptr ? nullptr : args.cos + t * (head_dim / 2);
   const float* const sin = args.sin == nullptr ? nullptr : args.sin + t * (head_dim / 2);
   const int64_t block = args.slots[t] / kv.shape.block_tokens;
@@ -90,25 +198,21 @@ __global__ void TANDEM_THREADS(kThreads, 1) RotaryKvWriteKernel(HostRotaryKvWrit
     const Head head(args.query + t * args.input_stride + int64_t{item} * head_dim, args.query_norm,
                     args.norm_epsilon, cos, sin, head_dim);
     const int64_t to = (t * args.num_heads + item) * head_dim;
-    for (int d = lane; d < head_dim; d += kWarp) {
+    for (int d = threadIdx.x % kWarp; d < head_dim; d += kWarp) {
       Store(Kv::kDType, args.query_out, to + d, head[d]);
     }
   } else if (item < args.num_heads + kv.num_kv_heads) {
     const int g = item - args.num_heads;
     const Head head(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm,
                     args.norm_epsilon, cos, sin, head_dim);
-    std::byte* const k = SubTileAt<Kv>(kv, block, offset, g);
-    for (int d = lane; d < head_dim; d += kWarp) {
-      Store(Kv::kDType, k, (d / kP * kKvSubTileTokens + token) * kP + d % kP, head[d]);
-    }
+    TileWriter<Kv::kType>::WriteKey([&](int d) { return d < head_dim ? head[d] : 0.0f; }, head_dim,
+                                    token, SubTileAt<Kv>(kv, block, offset, g));
   } else {
     const int g = item - args.num_heads - kv.num_kv_heads;
     const float* const value = args.value + t * args.input_stride + int64_t{g} * head_dim;
-    std::byte* const v = SubTileAt<Kv>(kv, block, offset, kv.num_kv_heads + g);
-    for (int d = lane; d < padded; d += kWarp) {
-      Store(Kv::kDType, v, (token / kP * padded + d) * kP + token % kP,
-            d < head_dim ? value[d] : 0.0f);
-    }
+    TileWriter<Kv::kType>::WriteValue([&](int d) { return d < head_dim ? value[d] : 0.0f; },
+                                      head_dim, token,
+                                      SubTileAt<Kv>(kv, block, offset, kv.num_kv_heads + g));
   }
 }
 
@@ -122,10 +226,10 @@ cudaError_t CudaRotaryTable(const HostRotaryTableArgs& args, cudaStream_t stream
 }
 
 cudaError_t CudaRotaryKvWrite(const HostRotaryKvWriteArgs& args, cudaStream_t stream) {
-  const auto kernel =
-      args.kv.shape.type == KvType::kF32 ? RotaryKvWriteKernel<F32Kv> : RotaryKvWriteKernel<Bf16Kv>;
-  const int64_t blocks = BlocksOfToken(args.num_heads, args.kv.num_kv_heads);
-  return Launch(kernel, {.blocks = args.num_tokens * blocks, .threads = kThreads}, stream, args);
+  const int64_t blocks = args.num_tokens * BlocksOfToken(args.num_heads, args.kv.num_kv_heads);
+  return ByKv(args.kv.shape.type, args.compute_dtype, [&]<typename Kv>() {
+    return Launch(RotaryKvWriteKernel<Kv>, {.blocks = blocks, .threads = kThreads}, stream, args);
+  });
 }
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
-// Layers whose weights are kept in 8 bits (kernels/support/int8.h): inputs are made 8 bits, a scale
-// a row or, in segmented layers, one a row and segment; the tensor cores sum products of both
-// exactly (tensor_linear.cu). The bits are those of every other backend.
+// Layers whose weights are kept in 8 or 4 bits (kernels/support/int8.h, int4.h): inputs are made 8
+// bits, a scale a row or, in segmented layers, one a row and segment; the tensor cores sum products
+// of both exactly, of 4 bits group by group (tensor_linear.cu). The bits are those of every other
+// backend.
 
 #include <cuda_runtime.h>
 

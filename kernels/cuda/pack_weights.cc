@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/packed_weights.h"
+#include "kernels/support/int4.h"
 #include "kernels/support/int8.h"
 #include "runtime/base/math.h"
 
@@ -20,7 +21,7 @@ int64_t NumPanels(const LinearSpec& spec) {
 }
 
 bool OnTensorCores(const LinearSpec& spec, CudaProducts products) {
-  return spec.weight_type == WeightType::kInt8 ||
+  return spec.weight_type == WeightType::kInt8 || spec.weight_type == WeightType::kInt4 ||
          (spec.weight_type == WeightType::kBF16 && products == CudaProducts::kTensorCores);
 }
 
@@ -30,6 +31,9 @@ int64_t NumBlocks(const LinearSpec& spec) {
 
 // All that is there of a panel, in one place or in a place a block.
 int64_t PanelBytes(const LinearSpec& spec, CudaProducts products) {
+  if (spec.weight_type == WeightType::kInt4) {
+    return NumBlocks(spec) * Int4PanelBytes(static_cast<int>(spec.group));
+  }
   if (OnTensorCores(spec, products)) return NumBlocks(spec) * kBlockPanelBytes;
   return CeilDiv<int64_t>(spec.in_features, ChunkInputs(spec.weight_type)) * kPanelOutputs *
          kChunkBytes;
@@ -96,11 +100,46 @@ void PackInt8(const LinearSpec& spec, const Column& column, int64_t n, std::byte
   }
 }
 
+// `column` is the i-th of `part`, and output n of the layer.
+void PackInt4(const LinearSpec& spec, const WeightPart& part, int64_t i, const Column& column,
+              int64_t n, std::byte* packed) {
+  const int64_t num_groups = CeilDiv(spec.in_features, spec.group);
+  const auto output = static_cast<int>(n % kPanelOutputs);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t first = g * spec.group;
+    const int64_t end = std::min(first + spec.group, spec.in_features);
+    Int4Group group;
+    if (spec.scaled) {
+      const int64_t at = i * num_groups + g;
+      group = {.scale = ToHalf(part.scales[at]), .zero = part.zeros[at]};
+    } else {
+      Int4Range range;
+      for (int64_t k = first; k < end; ++k) range.Add(column[k]);
+      group = Int4GroupOf(range);
+    }
+    const int panel_bytes = Int4PanelBytes(static_cast<int>(spec.group));
+    std::byte* const panel =
+        packed + (first / kInputBlockBytes * NumPanels(spec) + n / kPanelOutputs) * panel_bytes;
+    std::byte* const scale = panel + kInt4NumberBytes +
+                             first % kInputBlockBytes / spec.group * kInt4ScaleBytes + output * 4;
+    std::memcpy(scale, &group.scale.bits, sizeof(group.scale.bits));
+    scale[2] = static_cast<std::byte>(group.zero);
+    for (int64_t k = first; k < end; ++k) {
+      const auto input = static_cast<int>(k % kInputBlockBytes);
+      const auto q = spec.scaled ? static_cast<const std::byte*>(part.data)[column.begin + k]
+                                 : static_cast<std::byte>(ToInt4(column[k], group));
+      panel[Int4ByteAt(output, input)] |= IsUpperInt4(input) ? q << 4 : q;
+    }
+  }
+}
+
 }  // namespace
 
 PackedFormat CudaPackedFormat(const LinearSpec& spec, CudaProducts products) {
   const bool tensor = OnTensorCores(spec, products);
-  return {.id = absl::StrCat("cuda.2.", NameOf(spec.weight_type), tensor ? ".blocks" : ""),
+  const std::string group =
+      spec.weight_type == WeightType::kInt4 ? absl::StrCat(".g", spec.group) : "";
+  return {.id = absl::StrCat("cuda.2.", NameOf(spec.weight_type), group, tensor ? ".blocks" : ""),
           .size_bytes =
               static_cast<size_t>(NumPanels(spec) * PanelBytes(spec, products) + ScaleBytes(spec))};
 }
@@ -117,7 +156,11 @@ void CudaPack(const LinearSpec& spec, CudaProducts products, std::span<const Wei
       const bool out_in = spec.layout == WeightLayout::kOutIn;
       const Column column{part.dtype, part.data, out_in ? i * spec.in_features : i,
                           out_in ? 1 : part.out_features};
-      pack(spec, column, n, packed);
+      if (spec.weight_type == WeightType::kInt4) {
+        PackInt4(spec, part, i, column, n, packed);
+      } else {
+        pack(spec, column, n, packed);
+      }
     }
   }
 }
@@ -137,18 +180,26 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
           .compute_dtype = spec.compute_dtype,
           .output_dtype = spec.output_dtype,
           .panels = packed,
-          .scales = int8 ? reinterpret_cast<const float*>(packed + panels) : nullptr};
+          .scales = int8 ? reinterpret_cast<const float*>(packed + panels) : nullptr,
+          .group = static_cast<int>(spec.group)};
 }
 
+namespace {
+// Whether inputs are made 8 bits.
+bool MultipliesInt8(const PackedLinear& layer) {
+  return layer.weight_type == WeightType::kInt8 || layer.weight_type == WeightType::kInt4;
+}
+}  // namespace
+
 size_t CudaLinearScratchBytes(const PackedLinear& layer, int64_t num_rows) {
-  if (layer.weight_type == WeightType::kInt8) return Int8LinearScratchBytes(layer, num_rows);
+  if (MultipliesInt8(layer)) return Int8LinearScratchBytes(layer, num_rows);
   return layer.on_tensor_cores ? Bf16TensorScratchBytes(layer, num_rows)
                                : FloatLinearScratchBytes(layer, num_rows);
 }
 
 cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream) {
-  if (layer.weight_type == WeightType::kInt8) {
+  if (MultipliesInt8(layer)) {
     return Int8Linear(layer, args, scratch, limits, stream);
   }
   return layer.on_tensor_cores ? Bf16TensorLinear(layer, args, scratch, limits, stream)

@@ -8,6 +8,10 @@
 //              is; what neighbouring panels have of a block is copied at once. A step is 32 bytes
 //              of each output's inputs. Behind all blocks of 8 bits are the scales of the outputs,
 //              [N].
+//   4 bits     [block][panel][4 steps][32 lanes][8 bytes], of each panel's block then
+//              [128 / group][16 outputs]: the scale in half precision, a zero, a byte that is none.
+//              A lane's bytes are what it has of 8 bits: registers 0 and 1 in the lower halves,
+//              2 and 3 in the upper ones.
 //
 // Inputs past K and outputs past N are zeros.
 
@@ -27,7 +31,7 @@
 
 namespace tandem {
 
-// What products of bf16 are made with; those of f32 and of 8 bits are the same with either.
+// What products of bf16 are made with; those of f32 and of 8 and 4 bits are the same with either.
 enum class CudaProducts : uint8_t { kFma, kTensorCores };
 
 inline constexpr int kPanelOutputs = 16;
@@ -46,7 +50,17 @@ TANDEM_ANYWHERE constexpr int ChunkInputs(WeightType type) {
 }
 // The same of a block.
 TANDEM_ANYWHERE constexpr int BlockInputs(WeightType type) {
-  return type == WeightType::kInt8 ? kInputBlockBytes : kInputBlockBytes / 2;
+  const bool bytes = type == WeightType::kInt8 || type == WeightType::kInt4;
+  return bytes ? kInputBlockBytes : kInputBlockBytes / 2;
+}
+
+// What a panel has of a block in 4 bits: its numbers, then scales and zeros of groups of
+// `group` inputs.
+inline constexpr int kInt4StepPanelBytes = kStepPanelBytes / 2;
+inline constexpr int kInt4NumberBytes = kBlockSteps * kInt4StepPanelBytes;
+inline constexpr int kInt4ScaleBytes = kPanelOutputs * 4;  // of a group
+TANDEM_ANYWHERE constexpr int Int4PanelBytes(int group) {
+  return kInt4NumberBytes + kInputBlockBytes / group * kInt4ScaleBytes;
 }
 
 // Where byte `byte` of an output's block is among the panel's. Register i of lane l has of output
@@ -57,6 +71,15 @@ constexpr int BlockByteAt(int output, int byte) {
   const int word = output / 8 + of_step / 16 * 2;
   return byte / kStepBytes * kStepPanelBytes + lane * kChunkBytes + word * 4 + byte % 4;
 }
+
+// Where the byte with input `input` of an output's block is, of 4 bits; it is the upper half if
+// IsUpperInt4.
+constexpr int Int4ByteAt(int output, int input) {
+  const int of_step = input % kStepBytes;
+  const int lane = output % 8 * 4 + of_step % 16 / 4;
+  return input / kStepBytes * kInt4StepPanelBytes + lane * 8 + output / 8 * 4 + input % 4;
+}
+constexpr bool IsUpperInt4(int input) { return input % kStepBytes >= kStepBytes / 2; }
 
 // The pairwise tree over the segments' sums; empty ones take no part (kernels/api/linear.h).
 TANDEM_ANYWHERE constexpr float SegmentTree(float (&sums)[kNumLinearSegments],

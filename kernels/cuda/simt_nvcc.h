@@ -146,6 +146,19 @@ __device__ __forceinline__ uint32_t PackBf16(float first, float second) {
   return packed;
 }
 
+// The upper halves of two floats, numbers of bf16 if nothing is behind them, the first in the lower
+// half.
+__device__ __forceinline__ uint32_t UpperHalves(float first, float second) {
+  return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+}
+
+// A number of half precision, exact.
+__device__ __forceinline__ float HalfToFloat(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
 // Four matrices of 8 rows of 16 bytes (ldmatrix.x4): lane l gives the address of row l % 8 of
 // matrix l / 8, and has of each matrix, row l / 4, word l % 4.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], SharedPtr<std::byte> row) {

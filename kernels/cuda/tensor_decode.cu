@@ -43,6 +43,7 @@ __device__ __forceinline__ int NumTiles(const DecodeRange& range) {
 }
 
 // The sub-tiles of a segment: each lane of a warp knows where two of them are.
+template <typename Kv>
 class SegmentTiles {
  public:
   __device__ __forceinline__ SegmentTiles(const AttentionProblem& problem, const RowJob& job,
@@ -56,7 +57,7 @@ class SegmentTiles {
       keys_[i] = problem.kv.base;
       if (!Sees(sub)) continue;
       const SubTiles at(problem, job, range.begin + sub * kKvSubTileTokens);
-      keys_[i] = at.In(table[at.index()]);
+      keys_[i] = at.In<Kv>(table[at.index()]);
     }
   }
 
@@ -135,6 +136,7 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
     TensorDecodeKernel(DecodeLaunch launch) {
   LetNextLaunchBegin();
   using Rows = TensorRows<Kind>;
+  using Tile = Rows::Tile;
   constexpr int kTileUnits = 2 * Rows::kSubTiles;  // of K, then of V
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -146,20 +148,19 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
   const RowJob job = launch.Job(index);
   Rows rows(problem, job, 0);
   const DecodeRange range = RangeOf(problem, job, split);
-  const SegmentTiles tiles(problem, job, range);
+  const SegmentTiles<typename Kind::Kv> tiles(problem, job, range);
   WaitForLaunchBefore();
   if (range.begin >= range.end) return;
   const int num_units = NumTiles(range) * kTileUnits;
   const auto copy = [&](int unit, SharedPtr<std::byte> to) {
     if (unit >= num_units) return;
     const int of_tile = unit % kTileUnits;
-    const SegmentTiles::Source source =
-        tiles.At(unit / kTileUnits * Rows::kSubTiles + of_tile % Rows::kSubTiles);
+    const auto source = tiles.At(unit / kTileUnits * Rows::kSubTiles + of_tile % Rows::kSubTiles);
     const bool is_value = of_tile >= Rows::kSubTiles;
-    CopySubTile<Rows, kWarp>(is_value ? source.values : source.keys, source.there, is_value, lane,
+    CopySubTile<Tile, kWarp>(is_value ? source.values : source.keys, source.there, is_value, lane,
                              to);
   };
-  WarpRing<kDecodeRingBytes, Rows::kSubTileBytes> ring(copy);
+  WarpRing<kDecodeRingBytes, Tile::kRingBytes> ring(copy);
 
   uint4 queries[Rows::kSteps];
 #pragma unroll
@@ -206,44 +207,38 @@ constexpr int kWideRingBytes = 8 * 1024;  // of a warp
 constexpr int kWideTiles = kAttentionSegmentTokens / kAttentionTileTokens;
 constexpr int kOwnTiles = kWideTiles / kWideWarps;  // that a warp scores
 
-// What a warp adds: sixteen dimensions of V, if the head has so many.
-template <typename Kind>
-struct WideSlice {
-  static_assert(Kind::kHeadDim <= kWideWarps * 16);
-  static constexpr int kPieces = 4;  // of 16 bytes, for two positions
-  static constexpr int kSubTileBytes = kKvSubTileTokens / 2 * kPieces * 16;
-  static constexpr int kTileBytes = kSubTileBytes * (kAttentionTileTokens / kKvSubTileTokens);
-  __device__ static bool Has(int warp) { return warp < Kind::kHeadDim / 16; }
-  // Where a piece of a pair of positions lies: so that lanes find theirs in different banks.
-  __device__ static int PieceAt(int pair, int piece) {
-    return (pair / 2 + pair % 2 * 4) * kPieces * 16 + (piece ^ (pair / 4 * 2)) * 16;
-  }
-};
-
-// Memory of a block: a ring a warp, queries and the weights of all tiles as lanes have them, and of
-// each tile the rows' largest scores and sums of weights.
+// Memory of a block: a ring a warp, queries and the weights of all tiles as lanes have them, of
+// each tile the rows' largest scores and sums of weights, and where tokens have scales those of V.
 template <typename Kind>
 struct WideShared {
-  static constexpr int kUnitTiles = 2;  // of V
-  static constexpr int kUnitBytes =
-      TensorScores<Kind>::kSubTileBytes > kUnitTiles* WideSlice<Kind>::kTileBytes
-          ? TensorScores<Kind>::kSubTileBytes
-          : kUnitTiles* WideSlice<Kind>::kTileBytes;
+  using Tile = TensorScores<Kind>::Tile;
   static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
+  static constexpr int kUnitTiles = 2;  // of V
+  // What a warp adds: a slice of V, sixteen dimensions, if the head has so many.
+  static constexpr int kSliceTileBytes = kSubTiles * Tile::kSliceBytes;
+  static constexpr int kUnitBytes = Tile::kRingBytes > kUnitTiles* kSliceTileBytes
+                                        ? Tile::kRingBytes
+                                        : kUnitTiles* kSliceTileBytes;
+  static constexpr int kTileScales = Kind::Kv::kHasTokenScales ? kAttentionTileTokens : 0;
+  static constexpr size_t kBytes =
+      size_t{kWideWarps} * (kWideRingBytes + kWarp * sizeof(uint4)) +
+      kWideTiles * (kSubTiles * kWarp * sizeof(uint4) + 2 * kTensorRows * sizeof(float) +
+                    kTileScales * sizeof(float));
+  static_assert(Kind::kHeadDim <= kWideWarps * 16);
+  __device__ static bool HasSlice(int warp) { return warp < Kind::kHeadDim / 16; }
+
   SharedPtr<uint4> queries;  // [step, lane]
   SharedPtr<uint4> weights;  // [tile, sub-tile, lane]
   SharedPtr<float> largest;  // [tile, row]
   SharedPtr<float> sums;     // [tile, row]
+  SharedPtr<float> scales;   // [tile, token]
   __device__ WideShared()
       : queries(SharedCast<uint4>(SharedMemory() + kWideWarps * kWideRingBytes)),
         weights(queries + kWideWarps * kWarp),
         largest(SharedCast<float>(weights + kWideTiles * kSubTiles * kWarp)),
-        sums(largest + kWideTiles * kTensorRows) {}
+        sums(largest + kWideTiles * kTensorRows),
+        scales(sums + kWideTiles * kTensorRows) {}
 };
-constexpr size_t kWideSharedBytes =
-    size_t{kWideWarps} * (kWideRingBytes + kWarp * sizeof(uint4)) +
-    kWideTiles * (kAttentionTileTokens / kKvSubTileTokens * kWarp * sizeof(uint4) +
-                  2 * kTensorRows * sizeof(float));
 
 // What comes through a warp's ring: sub-tiles of K of its own tiles, then its slice of V of all.
 template <typename Kind>
@@ -255,40 +250,49 @@ class WideUnits {
 
   __device__ __forceinline__ void operator()(int unit, SharedPtr<std::byte> to) const {
     if (unit < kOwnTiles * kSubTiles) {
-      const SegmentTiles::Source source = tiles_.At(warp_ * kOwnTiles * kSubTiles + unit);
-      CopySubTile<TensorScores<Kind>, kWarp>(source.keys, source.there, /*is_value=*/false,
-                                             threadIdx.x % kWarp, to);
+      const int sub = warp_ * kOwnTiles * kSubTiles + unit;
+      const auto source = tiles_.At(sub);
+      CopySubTile<Tile, kWarp>(source.keys, source.there, /*is_value=*/false, threadIdx.x % kWarp,
+                               to);
+      if constexpr (Kind::Kv::kHasTokenScales) {  // Weights are multiplied with those of V.
+        const int byte = static_cast<int>(threadIdx.x) % kWarp * 16;
+        if (byte < Kind::Kv::kScaleBytes) {
+          CopyAsync16(SharedCast<std::byte>(Shared().scales + sub * kKvSubTileTokens) + byte,
+                      source.values + Kind::Kv::NumberBytes(Kind::kHeadDim) + byte, source.there);
+        }
+      }
       return;
     }
-    if (!Slice::Has(warp_)) return;
+    if (!Shared::HasSlice(warp_)) return;
 #pragma unroll 1
     for (int i = 0; i < kUnitTiles; ++i) {
       const int tile = (unit - kOwnTiles * kSubTiles) * kUnitTiles + i;
-      if (tile < num_tiles_) CopyValues(tile, to + i * Slice::kTileBytes);
+      if (tile < num_tiles_) CopyValues(tile, to + i * Shared::kSliceTileBytes);
     }
   }
 
  private:
-  using Slice = WideSlice<Kind>;
-  static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
-  static constexpr int kUnitTiles = WideShared<Kind>::kUnitTiles;
+  using Shared = WideShared<Kind>;
+  using Tile = Shared::Tile;
+  static constexpr int kSubTiles = Shared::kSubTiles;
+  static constexpr int kUnitTiles = Shared::kUnitTiles;
 
   __device__ __forceinline__ void CopyValues(int tile, SharedPtr<std::byte> to) const {
-    static_assert(kKvSubTileTokens / 2 * Slice::kPieces == kWarp);
-    const int pair = static_cast<int>(threadIdx.x) % kWarp / Slice::kPieces;
-    const int piece = threadIdx.x % Slice::kPieces;
-    const int from = pair * Kind::kHeadDim * 4 + (warp_ * Slice::kPieces + piece) * 16;
-    const int at = Slice::PieceAt(pair, piece);
+    static_assert(Tile::kSlicePieces <= kWarp);
+    const int piece = threadIdx.x % kWarp;
+    const int from = Tile::SliceFrom(warp_, piece);
+    const int at = Tile::SlicePieceAt(piece);
 #pragma unroll
     for (int sub = 0; sub < kSubTiles; ++sub) {
-      const SegmentTiles::Source source = tiles_.At(tile * kSubTiles + sub);
-      CopyAsync16(to + sub * Slice::kSubTileBytes + at, source.values + from, source.there);
+      const auto source = tiles_.At(tile * kSubTiles + sub);
+      if (Tile::kSlicePieces < kWarp && piece >= Tile::kSlicePieces) continue;
+      CopyAsync16(to + sub * Tile::kSliceBytes + at, source.values + from, source.there);
     }
   }
 
   const int warp_;
   const int num_tiles_;
-  const SegmentTiles tiles_;
+  const SegmentTiles<typename Kind::Kv> tiles_;
 };
 
 // One block a (segment, sequence, KV head, chunk of its group). A warp scores some of its tiles,
@@ -298,7 +302,7 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
     WideDecodeKernel(DecodeLaunch launch) {
   LetNextLaunchBegin();
   using Scores = TensorScores<Kind>;
-  using Slice = WideSlice<Kind>;
+  using Tile = Scores::Tile;
   constexpr int kRowsOfLane = Scores::kRowsOfLane;
   constexpr int kUnitTiles = WideShared<Kind>::kUnitTiles;
   const int warp = threadIdx.x / kWarp;
@@ -365,14 +369,16 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
     }
 #pragma unroll
     for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-      const uint32_t(&weights)[4] = now.Weights(sub);
+      const int at = ((warp * kOwnTiles + own) * Scores::kSubTiles + sub) * kKvSubTileTokens;
+      uint32_t weights[4];
+      now.GetWeights(sub, shared.scales + at, weights);
       own_weights[(own * Scores::kSubTiles + sub) * kWarp] =
           make_uint4(weights[0], weights[1], weights[2], weights[3]);
     }
     now.CopyScores(scores);
   }
   __syncthreads();
-  if (!Slice::Has(warp)) return;
+  if (!WideShared<Kind>::HasSlice(warp)) return;
 
   float sum[kRowsOfLane] = {};
   float out[2][4] = {};
@@ -399,10 +405,8 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
         const uint32_t weights[4] = {four.x, four.y, four.z, four.w};
         const KeptPairs kept(range.end - position - sub * kKvSubTileTokens);
         const SharedPtr<std::byte> slice =
-            v + of_unit * Slice::kTileBytes + sub * Slice::kSubTileBytes + lane / 4 % 2 * 8;
-        AddProducts(out, weights,
-                    SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2, lane / 8))[0],
-                    SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2 + 1, lane / 8))[0], kept);
+            v + of_unit * WideShared<Kind>::kSliceTileBytes + sub * Tile::kSliceBytes;
+        AddProducts<typename Kind::Kv>(out, weights, Tile::SliceValues(slice), kept);
       }
     }
     ring.Leave(units);
@@ -453,10 +457,16 @@ int64_t NumParts(const DecodePlan& plan) { return plan.jobs * plan.splits * plan
 
 }  // namespace
 
-bool HasTensorAttention(const KvTileShape& shape, const ProcessorLimits& limits) {
+bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype,
+                        const ProcessorLimits& limits) {
   const int head_dim = shape.head_dim;
-  return shape.type == KvType::kBF16 && (head_dim == 64 || head_dim == 96 || head_dim == 128) &&
-         std::max(TensorPrefillSharedBytes(head_dim), kWideSharedBytes) <= limits.max_shared_bytes;
+  const bool has_kernels = compute_dtype == DType::kBF16 && shape.type != KvType::kF32 &&
+                           (head_dim == 64 || head_dim == 96 || head_dim == 128);
+  const auto shared_bytes = [&]<typename Kv>() {  // Decode has the same for all heads.
+    return std::max(TensorPrefillSharedBytes(shape),
+                    WideShared<RowKind<Kv, 128, true, false>>::kBytes);
+  };
+  return has_kernels && ByTensorKv(shape.type, shared_bytes) <= limits.max_shared_bytes;
 }
 
 size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args) {
@@ -485,7 +495,7 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
     return wide ? Launch(WideDecodeKernel<Kind>,
                          {.blocks = segments,
                           .threads = kWideWarps * kWarp,
-                          .shared_bytes = kWideSharedBytes},
+                          .shared_bytes = WideShared<Kind>::kBytes},
                          stream, launch)
                 : Launch(TensorDecodeKernel<Kind>,
                          {.blocks = CeilDiv<int64_t>(segments, kDecodeWarps),
@@ -494,7 +504,7 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
                          stream, launch);
   });
   if (error != cudaSuccess) return error;
-  return MergeSplits<Bf16Kv, PowerMerge>(launch, plan.jobs, stream);
+  return MergeSplits<DType::kBF16, PowerMerge>(launch, plan.jobs, stream);
 }
 
 }  // namespace tandem

@@ -54,12 +54,37 @@ class Passes {
 constexpr int kPassPanels = 16;
 constexpr int kWarpPanels = kPassPanels / kWarps;
 
-// What a warp of few rows multiplies at once: two steps, a half of a stage.
+// What a lane has of a warp's sums.
 template <typename Product, int kTiles>
-struct TwoSteps {
-  uint4 weights[kWarpPanels][2];
+struct WarpSums {
+  typename Product::Sum all[kWarpPanels][kTiles][4] = {};
+};
+// In 4 bits: those of the groups before, scaled, and of the running one.
+template <int kTiles>
+struct WarpSums<Int4Product, kTiles> {
+  float all[kWarpPanels][kTiles][4] = {};
+  int32_t of_group[kWarpPanels][kTiles][4] = {};
+};
+
+template <int kTiles>
+struct RowsOfTwoSteps {
   uint32_t rows[kTiles][2][2];
 
+  __device__ void LoadAll(const Ring& ring, const LanePlaces& places, int half) {
+    const SharedPtr<std::byte> from = ring.rows() + places.rows[half];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      LoadRows(from + tile * kProductRows * kInputBlockBytes, rows[tile]);
+    }
+  }
+};
+
+// What a warp of few rows multiplies at once: two steps, a half of a stage.
+template <typename Product, int kTiles>
+struct TwoSteps : RowsOfTwoSteps<kTiles> {
+  uint4 weights[kWarpPanels][2];
+
+  __device__ explicit TwoSteps(const TensorLaunch&) {}
   // So many panels of the warp are there.
   __device__ void Load(const Ring& ring, const LanePlaces& places, int panels, int half) {
     const SharedPtr<std::byte> from = ring.panels() + places.weights + half * 2 * kStepPanelBytes;
@@ -69,14 +94,9 @@ struct TwoSteps {
       weights[p][0] = LoadWeights(from + p * kWarps * kBlockPanelBytes);
       weights[p][1] = LoadWeights(from + p * kWarps * kBlockPanelBytes + kStepPanelBytes);
     }
-    const SharedPtr<std::byte> from_rows = ring.rows() + places.rows[half];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      LoadRows(from_rows + tile * kProductRows * kInputBlockBytes, rows[tile]);
-    }
+    this->LoadAll(ring, places, half);
   }
-  __device__ void Multiply(int panels,
-                           typename Product::Sum (&sums)[kWarpPanels][kTiles][4]) const {
+  __device__ void Multiply(int panels, int /*half*/, WarpSums<Product, kTiles>* sums) const {
 #pragma unroll
     for (int p = 0; p < kWarpPanels; ++p) {
       if (p >= panels) break;
@@ -84,7 +104,70 @@ struct TwoSteps {
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          Product::Multiply(sums[p][tile], weights[p][i], rows[tile][i]);
+          Product::Multiply(sums->all[p][tile], weights[p][i], this->rows[tile][i]);
+        }
+      }
+    }
+  }
+};
+
+// The same of 4 bits. A group's products are summed exactly, its sum is multiplied with the scale
+// and added to the groups' before, a rounding each.
+template <int kTiles>
+struct TwoSteps<Int4Product, kTiles> : RowsOfTwoSteps<kTiles> {
+  const int panel_bytes;
+  const int group_shift;  // A group has 2^so many steps.
+  uint2 weights[kWarpPanels][2];
+  uint32_t scales[kWarpPanels][2][2];  // of outputs l / 4 and 8 more, each with its zero
+
+  __device__ explicit TwoSteps(const TensorLaunch& launch)
+      : panel_bytes(launch.ring.panel_bytes), group_shift(launch.layer.group / kStepBytes / 2) {}
+
+  __device__ void Load(const Ring& ring, const LanePlaces& places, int panels, int half) {
+    const int lane = threadIdx.x % kWarp;
+    const SharedPtr<std::byte> from = ring.panels() + places.weights;
+    const SharedPtr<std::byte> from_scales =
+        from + (kInt4NumberBytes - lane * Int4Product::kLaneBytes + lane / 4 * 4);
+#pragma unroll
+    for (int p = 0; p < kWarpPanels; ++p) {
+      if (p >= panels) break;
+      const int panel = p * kWarps * panel_bytes;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int step = half * 2 + i;
+        weights[p][i] = SharedCast<uint2>(from + panel + step * kInt4StepPanelBytes)[0];
+        const SharedPtr<uint32_t> of_group =
+            SharedCast<uint32_t>(from_scales + panel + (step >> group_shift) * kInt4ScaleBytes);
+        scales[p][i][0] = of_group[0];
+        scales[p][i][1] = of_group[8];
+      }
+    }
+    this->LoadAll(ring, places, half);
+  }
+
+  __device__ void Multiply(int panels, int half, WarpSums<Int4Product, kTiles>* sums) const {
+#pragma unroll
+    for (int p = 0; p < kWarpPanels; ++p) {
+      if (p >= panels) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 widened = Int4Product::Widened(weights[p][i], scales[p][i]);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          Int8Product::Multiply(sums->of_group[p][tile], widened, this->rows[tile][i]);
+        }
+        if (((half * 2 + i + 1) & ((1 << group_shift) - 1)) != 0) continue;
+        const float scale[2] = {Int4Product::ScaleOf(scales[p][i][0]),
+                                Int4Product::ScaleOf(scales[p][i][1])};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int at = 0; at < 4; ++at) {
+            int32_t& of_group = sums->of_group[p][tile][at];
+            float& sum = sums->all[p][tile][at];
+            sum = sum + static_cast<float>(of_group) * scale[at / 2];
+            of_group = 0;
+          }
         }
       }
     }
@@ -107,7 +190,7 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
     while (passes.Take(&pass)) {
       for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
         ring.WaitUntilFree();
-        CopyPanels(launch, pass, 0, kPassPanels, block, ring);
+        CopyPanels<Product>(launch, pass, 0, kPassPanels, block, ring);
         ring.Next();
       }
     }
@@ -128,14 +211,14 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
     return;
   }
 
-  const LanePlaces places(warp, 0);
+  const LanePlaces places(warp * Product::PanelBytes(launch.ring), Product::kLaneBytes, 0);
   while (passes.Take(&pass)) {
     const int panels = (pass.num_panels - warp + kWarps - 1) / kWarps;
-    typename Product::Sum sums[kWarpPanels][kTiles][4] = {};
+    WarpSums<Product, kTiles> sums;
     // Chains of few products wait for each other: what is multiplied next is loaded before.
     constexpr bool kAhead = kTiles <= 2;
-    TwoSteps<Product, kTiles> now;
-    TwoSteps<Product, kTiles> next;
+    TwoSteps<Product, kTiles> now(launch);
+    TwoSteps<Product, kTiles> next(launch);
     static_assert(kBlockSteps == 4);
     if (kAhead && pass.blocks.begin < pass.blocks.end) {
       ring.WaitUntilFull();
@@ -146,20 +229,20 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
         next.Load(ring, places, panels, 1);
         ring.Leave();
         ring.Next();
-        now.Multiply(panels, sums);
+        now.Multiply(panels, 0, &sums);
         if (block + 1 < pass.blocks.end) {
           ring.WaitUntilFull();
           now.Load(ring, places, panels, 0);
         }
-        next.Multiply(panels, sums);
+        next.Multiply(panels, 1, &sums);
       } else {
         ring.WaitUntilFull();
         now.Load(ring, places, panels, 0);
-        now.Multiply(panels, sums);
+        now.Multiply(panels, 0, &sums);
         now.Load(ring, places, panels, 1);
         ring.Leave();
         ring.Next();
-        now.Multiply(panels, sums);
+        now.Multiply(panels, 1, &sums);
       }
     }
 #pragma unroll
@@ -168,27 +251,21 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         StoreProduct<Product>(launch, pass, pass.first_panel + warp + p * kWarps, tile,
-                              sums[p][tile]);
+                              sums.all[p][tile]);
       }
     }
   }
 }
 
-constexpr int kChunkRows = 64;  // that a block has at most
-
 template <typename Product>
 cudaError_t LaunchTiles(int tiles, const LaunchShape& shape, cudaStream_t stream,
                         const TensorLaunch& launch) {
-  switch (tiles) {
-    case 1:
-      return Launch(FewRowsKernel<Product, 1>, shape, stream, launch);
-    case 2:
-      return Launch(FewRowsKernel<Product, 2>, shape, stream, launch);
-    case 4:
-      return Launch(FewRowsKernel<Product, 4>, shape, stream, launch);
-    default:
-      return Launch(FewRowsKernel<Product, 8>, shape, stream, launch);
+  if (tiles == 1) return Launch(FewRowsKernel<Product, 1>, shape, stream, launch);
+  if (tiles == 2) return Launch(FewRowsKernel<Product, 2>, shape, stream, launch);
+  if constexpr (Product::kMaxTiles == 8) {
+    if (tiles == 8) return Launch(FewRowsKernel<Product, 8>, shape, stream, launch);
   }
+  return Launch(FewRowsKernel<Product, 4>, shape, stream, launch);
 }
 
 }  // namespace
@@ -197,7 +274,9 @@ cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream,
                           TensorLaunch* to_fill) {
   TensorLaunch& launch = *to_fill;
   const PackedLinear& layer = launch.layer;
-  const int rows = static_cast<int>(std::min<int64_t>(launch.num_rows, kChunkRows));
+  const bool int4 = layer.weight_type == WeightType::kInt4;
+  const int most_rows = kProductRows * (int4 ? Int4Product::kMaxTiles : Bf16Product::kMaxTiles);
+  const int rows = static_cast<int>(std::min<int64_t>(launch.num_rows, most_rows));
   int tiles = 1;
   while (tiles * kProductRows < rows) tiles *= 2;
   launch.row_chunks =
@@ -208,10 +287,13 @@ cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream,
   const int64_t of_block = CeilDiv<int64_t>(parts, blocks);
   launch.pass_panels =
       static_cast<int>(CeilDiv<int64_t>(of_block, CeilDiv<int64_t>(of_block, kPassPanels)));
-  launch.ring = {.panels = launch.pass_panels, .rows = tiles * kProductRows};
+  launch.ring = {.panels = launch.pass_panels,
+                 .rows = tiles * kProductRows,
+                 .panel_bytes = int4 ? Int4PanelBytes(layer.group) : kBlockPanelBytes};
   SetStages(limits, &launch.ring);
   const LaunchShape shape = {
       .blocks = blocks, .threads = kFewThreads, .shared_bytes = SharedBytes(launch.ring)};
+  if (int4) return LaunchTiles<Int4Product>(tiles, shape, stream, launch);
   return layer.weight_type == WeightType::kInt8
              ? LaunchTiles<Int8Product>(tiles, shape, stream, launch)
              : LaunchTiles<Bf16Product>(tiles, shape, stream, launch);

@@ -1,7 +1,7 @@
-// Linear layers on the tensor cores: weights of bf16, summed as these do it, and of 8 bits, summed
-// exactly. An output is a chain of products of one instruction, inputs ascending by steps, so that
-// its bits are the same whatever the number of rows and whichever kernel computes it. Segments are
-// computed apart, and added by a kernel of their own.
+// Linear layers on the tensor cores: weights of bf16, summed as these do it, and of 8 and 4 bits,
+// summed exactly. An output is a chain of products of one instruction, inputs ascending by steps,
+// so that its bits are the same whatever the number of rows and whichever kernel computes it.
+// Segments are computed apart, and added by a kernel of their own.
 
 #include "kernels/cuda/tensor_ring.h"
 
@@ -77,7 +77,9 @@ cudaError_t TensorLinear(const PackedLinear& layer, const HostLinearArgs& args,
                       .ring = {},
                       .row_chunks = 0,
                       .pass_panels = 0};
-  const auto launch_rows = args.num_rows <= kMaxFewRows ? LaunchFewRows : LaunchManyRows;
+  // Weights of 4 bits have kernels for few rows alone, which take any number a few at a time.
+  const bool few = args.num_rows <= kMaxFewRows || layer.weight_type == WeightType::kInt4;
+  const auto launch_rows = few ? LaunchFewRows : LaunchManyRows;
   const cudaError_t error = launch_rows(limits, stream, &launch);
   if (error != cudaSuccess || !layer.segmented) return error;
   return SumProducts(launch, stream);

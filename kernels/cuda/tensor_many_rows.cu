@@ -77,7 +77,8 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
   const auto fill = [&] {
     if (filled >= pass.blocks.end) return;
     filling.WaitUntilFree();
-    CopyPanels(launch, pass, warp * (kTilePanels / kWarps), kTilePanels / kWarps, filled, filling);
+    CopyPanels<Product>(launch, pass, warp * (kTilePanels / kWarps), kTilePanels / kWarps, filled,
+                        filling);
     rows.Copy(filled, filling);
     filling.Next();
     ++filled;
@@ -87,7 +88,7 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
   const int warp_panel = warp % 4 * kTileWarpPanels;
   const int warp_row = warp / 4 * kTileWarpTiles * kProductRows;
   const int panels_of_warp = pass.num_panels - warp_panel;
-  const LanePlaces places(warp_panel, warp_row);
+  const LanePlaces places(warp_panel * kBlockPanelBytes, Product::kLaneBytes, warp_row);
   typename Product::Sum sums[kTileWarpPanels][kTileWarpTiles][4] = {};
   for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
     fill();

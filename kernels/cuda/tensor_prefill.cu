@@ -19,16 +19,18 @@ struct TensorPrefillLaunch {
   float4* totals;  // [block, thread's runs, thread]: what a block's segments had so far
 };
 
-constexpr size_t PrefillSharedBytes(int head_dim) {
-  return static_cast<size_t>(kPrefillStages) * kAttentionTileTokens * head_dim * 2;
-}
+// A stage has a tile of K, or of V.
+template <typename Tile>
+constexpr int kUnitBytes = kAttentionTileTokens / kKvSubTileTokens* Tile::kRingBytes;
+template <typename Tile>
+constexpr size_t kPrefillSharedBytes = size_t{kPrefillStages} * kUnitBytes<Tile>;
 constexpr int kPrefillRows = kPrefillWarps * kTensorRows;
 
 // One job's rows over all that they see.
 template <typename Kind>
 __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, const RowJob& job) {
   using Rows = TensorRows<Kind>;
-  constexpr int kUnitBytes = Rows::kSubTiles * Rows::kSubTileBytes;
+  using Tile = Rows::Tile;
   const AttentionProblem& problem = launch.jobs.problem;
   const int thread = threadIdx.x;
   const int warp = thread / kWarp;
@@ -60,15 +62,15 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
       const bool is_value = unit % 2 == 1;
       if (!is_value) {
         there = next_there;
-        from = at.In(block);
+        from = at.In<typename Kind::Kv>(block);
         position += kAttentionTileTokens;
         at.Advance(kAttentionTileTokens);
         next_there = SeesSubTile(position, first_visible, visible);
         block = next_there ? table[at.index()] : 0;
       }
-      CopySubTile<Rows, 2 * kWarp>(
+      CopySubTile<Tile, 2 * kWarp>(
           from + (is_value ? ToValues(problem.kv) : 0), there, is_value, thread % (2 * kWarp),
-          ring + unit % kPrefillStages * kUnitBytes + own_sub * Rows::kSubTileBytes);
+          ring + unit % kPrefillStages * kUnitBytes<Tile> + own_sub * Tile::kRingBytes);
     }
     CommitCopies();
   };
@@ -85,7 +87,7 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     WaitForCopies<kPrefillStages - 2>();
     __syncthreads();
     copy(unit + kPrefillStages - 1);  // Where the unit before this one was.
-    return ring + unit % kPrefillStages * kUnitBytes;
+    return ring + unit % kPrefillStages * kUnitBytes<Tile>;
   };
 
   float total_max[Rows::kRowsOfLane];
@@ -102,7 +104,7 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     if (sees) {
 #pragma unroll
       for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
-        rows.Scores(k + sub * Rows::kSubTileBytes, sub, [&](int step) { return queries[step]; });
+        rows.Scores(k + sub * Tile::kRingBytes, sub, [&](int step) { return queries[step]; });
       }
       rows.Softmax(tile, tile < all_first || tile + kAttentionTileTokens > all_end);
     }
@@ -110,7 +112,7 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     if (sees) {
 #pragma unroll
       for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
-        rows.AddValues(v + sub * Rows::kSubTileBytes, sub, visible - tile - sub * kKvSubTileTokens);
+        rows.AddValues(v + sub * Tile::kRingBytes, sub, visible - tile - sub * kKvSubTileTokens);
       }
     }
     // Behind a segment: what was there is merged with it, left to right.
@@ -157,7 +159,13 @@ __global__ void TANDEM_THREADS(kPrefillThreads, 1) TensorPrefillKernel(TensorPre
 
 }  // namespace
 
-size_t TensorPrefillSharedBytes(int head_dim) { return PrefillSharedBytes(head_dim); }
+size_t TensorPrefillSharedBytes(const KvTileShape& shape) {
+  return ByTensorKv(shape.type, [&]<typename Kv>() {
+    if (shape.head_dim == 64) return kPrefillSharedBytes<TensorKv<Kv, 64>>;
+    if (shape.head_dim == 96) return kPrefillSharedBytes<TensorKv<Kv, 96>>;
+    return kPrefillSharedBytes<TensorKv<Kv, 128>>;
+  });
+}
 
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits) {
   return static_cast<size_t>(limits.num_processors) * kPrefillRows *
@@ -169,11 +177,12 @@ cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* s
   const TensorPrefillLaunch launch{.jobs = PrefillLaunchOf(args),
                                    .totals = static_cast<float4*>(scratch)};
   return ByKind</*kOneToken=*/false>(args, [&]<typename Kind>() {
-    return Launch(TensorPrefillKernel<Kind>,
-                  {.blocks = args.num_sequences == 0 ? 0 : limits.num_processors,
-                   .threads = kPrefillThreads,
-                   .shared_bytes = PrefillSharedBytes(Kind::kHeadDim)},
-                  stream, launch);
+    return Launch(
+        TensorPrefillKernel<Kind>,
+        {.blocks = args.num_sequences == 0 ? 0 : limits.num_processors,
+         .threads = kPrefillThreads,
+         .shared_bytes = kPrefillSharedBytes<TensorKv<typename Kind::Kv, Kind::kHeadDim>>},
+        stream, launch);
   });
 }
 

@@ -28,9 +28,16 @@ inline constexpr int kProductRows = 8;  // of one product
 // Pieces of 16 bytes that a stage has of a row.
 inline constexpr int kRowPieces = kInputBlockBytes / kChunkBytes;
 
+struct RingShape;
+
+// What is multiplied: the numbers of a stage, kLaneBytes a lane of each panel's step, by so many
+// times 8 rows at most at once.
 struct Bf16Product {
   using Sum = float;
   static constexpr bool kScaled = false;
+  static constexpr int kLaneBytes = kChunkBytes;
+  static constexpr int kMaxTiles = 8;
+  __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
   __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
     MmaBf16(d, of_a, b);
@@ -39,6 +46,9 @@ struct Bf16Product {
 struct Int8Product {
   using Sum = int32_t;
   static constexpr bool kScaled = true;
+  static constexpr int kLaneBytes = kChunkBytes;
+  static constexpr int kMaxTiles = 8;
+  __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
   __device__ static void Multiply(int32_t (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
     MmaInt8(d, of_a, b);
@@ -49,11 +59,39 @@ struct Int8Product {
 struct RingShape {
   int panels;  // that a stage has room for
   int rows;
+  int panel_bytes = kBlockPanelBytes;
   int stages = 0;
-  TANDEM_ANYWHERE int stage_bytes() const {
-    return panels * kBlockPanelBytes + rows * kInputBlockBytes;
+  TANDEM_ANYWHERE int stage_bytes() const { return panels * panel_bytes + rows * kInputBlockBytes; }
+};
+
+// 4 bits, made 8 bits less their zero on the way: products are Int8Product's.
+struct Int4Product {
+  using Sum = float;
+  static constexpr bool kScaled = true;
+  static constexpr int kLaneBytes = kChunkBytes / 2;
+  static constexpr int kMaxTiles = 4;  // It has twice as many sums.
+  __device__ static int PanelBytes(const RingShape& ring) { return ring.panel_bytes; }
+  // A lane's registers of a step. `scales`: of the outputs that registers 0 and 2, and 1 and 3,
+  // have, each with its zero.
+  __device__ static uint4 Widened(const uint2& halves, const uint32_t (&scales)[2]) {
+    const uint32_t zeros[2] = {ZeroOf(scales[0]), ZeroOf(scales[1])};
+    return make_uint4(Less(halves.x, zeros[0]), Less(halves.y, zeros[1]),
+                      Less(halves.x >> 4, zeros[0]), Less(halves.y >> 4, zeros[1]));
+  }
+  __device__ static float ScaleOf(uint32_t scale) {
+    return HalfToFloat(static_cast<uint16_t>(scale));
+  }
+
+ private:
+  // In each of four bytes.
+  __device__ static uint32_t ZeroOf(uint32_t scale) { return (scale >> 16 & 0xFFu) * 0x01010101u; }
+  // Four numbers, the lower halves of bytes, less their zero: nothing is carried from byte to byte.
+  __device__ static uint32_t Less(uint32_t numbers, uint32_t zeros) {
+    constexpr uint32_t kSigns = 0x80808080u;
+    return (((numbers & 0x0F0F0F0Fu) | kSigns) - zeros) ^ kSigns;
   }
 };
+
 inline constexpr int kMaxStages = 32;
 inline constexpr int kBarrierBytes = 2 * kMaxStages * 8;
 
@@ -95,7 +133,7 @@ class Ring {
   __device__ explicit Ring(const RingShape& shape)
       : shape_(shape),
         stage_bytes_(shape.stage_bytes()),
-        rows_at_(shape.panels * kBlockPanelBytes),
+        rows_at_(shape.panels * shape.panel_bytes),
         memory_(SharedMemory() + kBarrierBytes),
         full_(SharedCast<uint64_t>(SharedMemory())),
         left_(shape.stages) {}
@@ -158,15 +196,16 @@ struct Pass {
 };
 
 // By a warp: panels [begin, begin + count) of the pass. It arrives.
+template <typename Product>
 __device__ __forceinline__ void CopyPanels(const TensorLaunch& launch, const Pass& pass, int begin,
                                            int count, int block, const Ring& ring) {
   const PackedLinear& layer = launch.layer;
   const int left = pass.num_panels - begin;
+  const int panel_bytes = Product::PanelBytes(launch.ring);
   const std::byte* const from =
-      layer.panels +
-      (int64_t{block} * NumPanels(layer) + pass.first_panel + begin) * kBlockPanelBytes;
-  CopyByWarp(ring.panels() + begin * kBlockPanelBytes, from,
-             (left < 0 ? 0 : Least(count, left)) * kBlockPanelBytes, ring.full());
+      layer.panels + (int64_t{block} * NumPanels(layer) + pass.first_panel + begin) * panel_bytes;
+  CopyByWarp(ring.panels() + begin * panel_bytes, from,
+             (left < 0 ? 0 : Least(count, left)) * panel_bytes, ring.full());
 }
 
 // Copies kRows rows of a pass with kThreads threads, of which this is the `thread`-th: each some
@@ -214,9 +253,9 @@ struct LanePlaces {
   int weights;  // of panel 0, step 0
   int rows[2];  // of row 0, steps 0 and 2, each with the step behind it
 
-  __device__ LanePlaces(int panel, int row) {
+  __device__ LanePlaces(int panel_at, int lane_bytes, int row) {
     const int lane = threadIdx.x % kWarp;
-    weights = panel * kBlockPanelBytes + lane * kChunkBytes;
+    weights = panel_at + lane * lane_bytes;
     for (int half = 0; half < 2; ++half) {
       rows[half] = RowPieceAt(row + lane % 8, half * 4 + lane / 8);
     }

@@ -6,10 +6,9 @@
 // multiply-adds. And what scores are taken relative to is not their maximum but the next whole
 // number in base 2: so accumulators are rescaled by powers of two, which rounds nothing.
 //
-// K and V are read as they lie in their tiles (kv_tile.h), pieces of 16 bytes moved so that lanes
-// find them in different banks. Which of a product's inputs are which is ours to choose, as its sum
-// has no order: a lane's scores of sixteen positions are, as they are, what it gives the product
-// with V (Dao, FlashAttention-2, 2023).
+// K and V are read as they lie in their tiles (tensor_kv.h). Which of a product's inputs are which
+// is ours to choose, as its sum has no order: a lane's scores of sixteen positions are, as they
+// are, what it gives the product with V (Dao, FlashAttention-2, 2023).
 
 #ifndef TANDEM_KERNELS_CUDA_TENSOR_ROWS_H_
 #define TANDEM_KERNELS_CUDA_TENSOR_ROWS_H_
@@ -21,6 +20,7 @@
 #include "kernels/cuda/attention_jobs.h"
 #include "kernels/cuda/kv_tile.h"
 #include "kernels/cuda/simt.h"
+#include "kernels/cuda/tensor_kv.h"
 #include "kernels/support/vector_math.h"
 
 namespace tandem {
@@ -55,8 +55,9 @@ __device__ __forceinline__ int DimOf(int run) {
 }
 
 // What is known of all rows when a kernel is compiled: so it has no code for what does not come.
-template <int kHeadNumbers, bool kIsOneToken, bool kHasCap>
+template <typename KvKind, int kHeadNumbers, bool kIsOneToken, bool kHasCap>
 struct RowKind {
+  using Kv = KvKind;
   static constexpr int kHeadDim = kHeadNumbers;
   static constexpr bool kOneToken = kIsOneToken;  // of each sequence
   static constexpr bool kCapped = kHasCap;        // AttentionProblem::score_cap is not 0.
@@ -68,19 +69,12 @@ template <typename Kind>
 class TensorScores {
  public:
   static constexpr int kHeadDim = Kind::kHeadDim;
+  using Kv = Kind::Kv;
+  using Tile = TensorKv<Kv, kHeadDim>;
   static_assert(kHeadDim % 32 == 0);
   static constexpr int kSteps = kHeadDim / 16;
-  static constexpr int kSubTileBytes = kKvSubTileTokens * kHeadDim * 2;
-  static constexpr int kSubTilePieces = kSubTileBytes / 16;
   static constexpr int kSubTiles = kAttentionTileTokens / kKvSubTileTokens;
   static constexpr int kRowsOfLane = 2;
-
-  // Where piece `piece` of a sub-tile of K, or V, lies in shared memory.
-  __device__ static int PieceAt(bool is_value, int piece) {
-    constexpr int kValuePieces = kHeadDim / 4;  // of two positions
-    const int moved = is_value ? piece ^ piece / kValuePieces : piece ^ piece / 8 % 2 * 2;
-    return moved * 16;
-  }
 
   __device__ TensorScores(const AttentionProblem& problem, const RowJob& job, int first_row)
       : problem_(problem),
@@ -125,20 +119,24 @@ class TensorScores {
   // Scores of the tile's sub-tile `sub`; queries(step) is what Query gave.
   template <typename Queries>
   __device__ void Scores(SharedPtr<std::byte> k, int sub, const Queries& queries) {
-    const int lane = threadIdx.x % 32;
-    const int at = lane % 4 * 64 + ((lane / 8) ^ (lane % 4 / 2 * 2)) * 16 + lane / 4 % 2 * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) scores_[sub * 2][i] = scores_[sub * 2 + 1][i] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint2 low = SharedCast<uint2>(k + at + step * 512)[0];
-      const uint2 high = SharedCast<uint2>(k + at + step * 512 + 256)[0];
-      const uint32_t even[2] = {low.x, high.x};
-      const uint32_t odd[2] = {low.y, high.y};
+      const LanePairs keys = Tile::Keys(k, step);
       const uint4 q = queries(step);
       const uint32_t a[4] = {q.x, q.y, q.z, q.w};
-      MmaBf16(scores_[sub * 2], a, even);
-      MmaBf16(scores_[sub * 2 + 1], a, odd);
+      MmaBf16(scores_[sub * 2], a, keys.even);
+      MmaBf16(scores_[sub * 2 + 1], a, keys.odd);
+    }
+    if constexpr (Kv::kHasTokenScales) {
+      const float4 four = SharedCast<float4>(k + Tile::kScalesAt)[SumLane()];
+      const float scales[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {  // Row i / 4; as PositionOf has it.
+        float& score = scores_[sub * 2 + i % 2][i / 2];
+        score = score * scales[i % 4];
+      }
     }
   }
 
@@ -182,7 +180,8 @@ class TensorScores {
   }
 
   // From scores of the lane's i-th row to weights, relative to `max`; their sum. Where all scores
-  // are −infinity, so is it, and weights are 0.
+  // are −infinity, so is it, and weights are 0. Where tokens have scales, those of V are still to
+  // come: weights stay in the scores' place, and are not rounded.
   __device__ __forceinline__ float Weigh(int i, float max) {
     const float from = max == -__builtin_inff() ? 0.0f : max;
     float sum = 0.0f;
@@ -193,6 +192,14 @@ class TensorScores {
       for (int e = 0; e < 4; ++e) {
         const float score = scores_[n + e % 2][i * 2 + e / 2];
         weights[e] = Exp2(score - from);
+      }
+      if constexpr (Kv::kHasTokenScales) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          scores_[n + e % 2][i * 2 + e / 2] = weights[e];
+          sum = sum + weights[e];
+        }
+        continue;
       }
       const uint32_t first = PackBf16(weights[0], weights[1]);
       const uint32_t second = PackBf16(weights[2], weights[3]);
@@ -206,8 +213,27 @@ class TensorScores {
     sum = sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
     return sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
   }
-  // What the lane gives products with V, of sub-tile `sub`.
-  __device__ const uint32_t (&Weights(int sub) const)[4] { return weights_[sub]; }
+  // What the lane gives products with V, of sub-tile `sub`. `scales` are those of its tokens in V,
+  // if they have some. A weight of zero is zero, whatever the scale of a slot that no token wrote.
+  __device__ void GetWeights(int sub, SharedPtr<float> scales, uint32_t (&weights)[4]) const {
+    if constexpr (Kv::kHasTokenScales) {
+      const float4 of_tokens = SharedCast<float4>(scales)[SumLane()];
+      const auto scaled = [](float weight, float scale) {
+        return weight == 0.0f ? 0.0f : weight * scale;
+      };
+#pragma unroll
+      for (int i = 0; i < kRowsOfLane; ++i) {
+        const float(&even)[4] = scores_[sub * 2];
+        const float(&odd)[4] = scores_[sub * 2 + 1];
+        weights[i] = PackBf16(scaled(even[i * 2], of_tokens.x), scaled(odd[i * 2], of_tokens.y));
+        weights[i + 2] =
+            PackBf16(scaled(even[i * 2 + 1], of_tokens.z), scaled(odd[i * 2 + 1], of_tokens.w));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[i] = weights_[sub][i];
+    }
+  }
 
  private:
   __device__ static int PositionOf(int n, int e) {
@@ -285,15 +311,20 @@ struct KeptPairs {
   }
 };
 
-// Sixteen dimensions of the output: += weights · V, of the lane's two words of two pairs of
-// positions.
+// Sixteen dimensions of the output: += weights · V, of the lane's pairs of positions. Those of
+// numbers with a scale a token are whole numbers, whatever they are: times zero nothing.
+template <typename Kv>
 __device__ __forceinline__ void AddProducts(float (&out)[2][4], const uint32_t (&weights)[4],
-                                            const uint2& first, const uint2& second,
-                                            const KeptPairs& kept) {
-  const uint32_t even[2] = {first.x & kept.mask[0], second.x & kept.mask[1]};
-  const uint32_t odd[2] = {first.y & kept.mask[0], second.y & kept.mask[1]};
-  MmaBf16(out[0], weights, even);
-  MmaBf16(out[1], weights, odd);
+                                            const LanePairs& values, const KeptPairs& kept) {
+  if constexpr (Kv::kHasTokenScales) {
+    MmaBf16(out[0], weights, values.even);
+    MmaBf16(out[1], weights, values.odd);
+  } else {
+    const uint32_t even[2] = {values.even[0] & kept.mask[0], values.even[1] & kept.mask[1]};
+    const uint32_t odd[2] = {values.odd[0] & kept.mask[0], values.odd[1] & kept.mask[1]};
+    MmaBf16(out[0], weights, even);
+    MmaBf16(out[1], weights, odd);
+  }
 }
 // What a lane has of them: of its i-th row four in a row, from 4 · (lane % 4) on.
 __device__ __forceinline__ float4 RunOf(const float (&out)[2][4], int i) {
@@ -325,6 +356,7 @@ class TensorRows : public TensorScores<Kind> {
   using Base::kHeadDim;
   using Base::kRowsOfLane;
   using Base::kSteps;
+  using Tile = Base::Tile;
   using TensorScores<Kind>::TensorScores;
 
   __device__ void Begin() {
@@ -356,23 +388,12 @@ class TensorRows : public TensorScores<Kind> {
 
   // Adds what sub-tile `sub` has, of which `tokens` are there.
   __device__ void AddValues(SharedPtr<std::byte> v, int sub, int tokens) {
-    const int lane = threadIdx.x % 32;
-    const int pair = lane % 4 * 2;
-    int at[2][2];  // of dimensions 0 and 16, positions 4 · (lane % 4) and two more
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        at[i][p] =
-            (pair + p) * kHeadDim * 4 + ((i * 4 + lane / 8) ^ (pair + p)) * 16 + lane / 4 % 2 * 8;
-      }
-    }
+    uint32_t weights[4];
+    this->GetWeights(sub, SharedCast<float>(v + Tile::kScalesAt), weights);
     const KeptPairs kept(tokens);
 #pragma unroll
     for (int dims = 0; dims < kSteps; ++dims) {
-      AddProducts(out_[dims], this->Weights(sub),
-                  SharedCast<uint2>(v + at[dims % 2][0] + dims / 2 * 128)[0],
-                  SharedCast<uint2>(v + at[dims % 2][1] + dims / 2 * 128)[0], kept);
+      AddProducts<typename Kind::Kv>(out_[dims], weights, Tile::Values(v, dims), kept);
     }
   }
 

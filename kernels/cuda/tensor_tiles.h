@@ -32,8 +32,9 @@ class SubTiles {
   }
   __device__ int index() const { return index_; }  // in the block table
   // The sub-tile of K, in `block`.
+  template <typename Kv>
   __device__ const std::byte* In(int block) const {
-    return SubTileAt<Bf16Kv>(problem_.kv, block, offset_, kv_head_);
+    return SubTileAt<Kv>(problem_.kv, block, offset_, kv_head_);
   }
 
  private:
@@ -45,14 +46,14 @@ class SubTiles {
 };
 
 // A sub-tile by kThreads threads, or zeros where no row of the job sees any of it.
-template <typename Rows, int kThreads>
+template <typename Tile, int kThreads>
 __device__ __forceinline__ void CopySubTile(const std::byte* from, bool there, bool is_value,
                                             int thread, SharedPtr<std::byte> to) {
 #pragma unroll
-  for (int i = 0; i < Rows::kSubTilePieces; i += kThreads) {
+  for (int i = 0; i < Tile::kPieces; i += kThreads) {
     const int piece = i + thread;
-    if (Rows::kSubTilePieces % kThreads != 0 && piece >= Rows::kSubTilePieces) break;
-    CopyAsync16(to + Rows::PieceAt(is_value, piece), from + piece * 16, there);
+    if (Tile::kPieces % kThreads != 0 && piece >= Tile::kPieces) break;
+    CopyAsync16(to + Tile::PieceAt(is_value, piece), from + piece * 16, there);
   }
 }
 
@@ -73,18 +74,31 @@ __device__ __forceinline__ MergeScales ScalesOf(float left, float right) {
   return {max, none ? 1.0f : PowerOfTwo(left - max), none ? 0.0f : PowerOfTwo(right - max)};
 }
 
-// function.template operator()<Kind>() for rows that there are kernels for.
-template <bool kOneToken, bool kCapped, typename Function>
-auto ByHeadDim(int head_dim, Function function) {
-  if (head_dim == 64) return function.template operator()<RowKind<64, kOneToken, kCapped>>();
-  if (head_dim == 96) return function.template operator()<RowKind<96, kOneToken, kCapped>>();
-  return function.template operator()<RowKind<128, kOneToken, kCapped>>();
+// function.template operator()<Kv>() for KV that the tensor cores compute with.
+template <typename Function>
+auto ByTensorKv(KvType type, Function function) {
+  if (type == KvType::kInt8) return function.template operator()<Int8Kv>();
+  if (type == KvType::kInt8G8) return function.template operator()<GroupedKv>();
+  return function.template operator()<Bf16Kv>();
 }
+
+// function.template operator()<Kind>() for rows that there are kernels for.
 template <bool kOneToken, typename Args, typename Function>
 auto ByKind(const Args& args, Function function) {
   const int head_dim = args.kv.shape.head_dim;
-  return args.score_cap == 0.0f ? ByHeadDim<kOneToken, false>(head_dim, function)
-                                : ByHeadDim<kOneToken, true>(head_dim, function);
+  return ByTensorKv(args.kv.shape.type, [&]<typename Kv>() {
+    const auto by_head_dim = [&]<bool kCapped>() {
+      if (head_dim == 64) {
+        return function.template operator()<RowKind<Kv, 64, kOneToken, kCapped>>();
+      }
+      if (head_dim == 96) {
+        return function.template operator()<RowKind<Kv, 96, kOneToken, kCapped>>();
+      }
+      return function.template operator()<RowKind<Kv, 128, kOneToken, kCapped>>();
+    };
+    return args.score_cap == 0.0f ? by_head_dim.template operator()<false>()
+                                  : by_head_dim.template operator()<true>();
+  });
 }
 
 }  // namespace tandem

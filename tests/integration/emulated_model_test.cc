@@ -76,8 +76,10 @@ class EmulatedProofTest : public testing::Test {
 TEST_F(EmulatedProofTest, GpusAndCpusGiveTheSameBits) {
   const std::vector<std::string> paths = {PathsOfOneClass().front(), kGpuPath};
   Check("llama_gqa16_scaled_biased", "f32", paths, 2);
-  Check("qwen3_gqa24_window_of_first", "bf16", paths, 2);
-  Check("gemma2_gqa16_window7", "bf16_int8", paths, 2);
+  Check("qwen3_gqa24_window_of_first", "bf16_kvint8g8", paths, 2);
+  Check("gemma2_gqa16_window7", "bf16_int8", paths, 1);
+  Check("mistral_gqa16_window5", "bf16_kvint8", paths, 1);
+  Check("llama_gqa16_scaled_biased", "bf16_int4", paths, 1);
 }
 
 // Heads of 64 numbers have kernels of their own there.

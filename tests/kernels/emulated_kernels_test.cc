@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "kernels/probe/numerics_probe.h"
 #include "runtime/base/crc32c.h"
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/paged_case.h"
 
 namespace tandem {
 namespace {
@@ -45,6 +47,16 @@ std::vector<ProbeShape> Shapes() {
   return shapes;
 }
 
+// With KV of 8 bits and weights of 4, which have no barriers of their own.
+std::vector<ProbeShape> ShapesOfAllTypes() {
+  std::vector<ProbeShape> shapes = Shapes();
+  shapes[0].kv_type = KvType::kInt8;
+  shapes[1].kv_type = KvType::kInt8G8;
+  shapes[1].int4_weights = true;
+  shapes[2].int4_weights = true;
+  return shapes;
+}
+
 class EmulatedKernelsTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -63,7 +75,7 @@ class EmulatedKernelsTest : public testing::Test {
 
 TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads) {
   const auto cpu = MakeBackend("cpu-avx2");
-  for (const ProbeShape& shape : Shapes()) {
+  for (const ProbeShape& shape : ShapesOfAllTypes()) {
     const auto expected = ProbeOperations(*cpu, shape, seed_);
     ASSERT_TRUE(expected.ok()) << expected.status();
     for (uint64_t order = 0; order < 2; ++order) {
@@ -99,6 +111,107 @@ TEST_F(EmulatedKernelsTest, OutliersOfEightBitsAreRefusedByName) {
               std::string::npos)
         << refused;
   }
+}
+
+TEST_F(EmulatedKernelsTest, TypesThatNoKernelHasTogetherAreRefusedAndTheOthersHaveTheCpusTiles) {
+  const auto cpu = MakeBackend("cpu-avx2");
+  for (const char* device : {"cuda", "cuda-tensor"}) {
+    const auto gpu = MakeBackend(device);
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      for (const KvType kv : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+        for (const int head_dim : {2, 18, 96, 256}) {
+          const KvTileShape shape{32, head_dim, kv};
+          const auto format = gpu->GetKvTileFormat(shape, compute);
+          const auto expected = cpu->GetKvTileFormat(shape, compute);
+          ASSERT_EQ(format.ok(), expected.ok()) << NameOf(kv);
+          if (!format.ok()) continue;
+          EXPECT_EQ(format->id, expected->id);
+          EXPECT_EQ(format->tile_bytes, expected->tile_bytes) << format->id << ", D " << head_dim;
+        }
+      }
+    }
+    const absl::Status tile = gpu->GetKvTileFormat({16, 64, KvType::kF32}, DType::kBF16).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(tile)) << tile;
+    EXPECT_NE(tile.ToString().find("in bf16 with KV of type f32"), std::string::npos) << tile;
+  }
+}
+
+// Random shapes, batches and chunks, in memory that was never zeros.
+TEST_F(EmulatedKernelsTest, AttentionOverAnyKvHasTheBitsOfTheCpu) {
+  constexpr int kHeadDims[] = {2, 6, 16, 18, 48, 64, 80, 96, 112, 128, 160, 256};
+  constexpr int kGroups[] = {1, 2, 3, 4, 7, 16};
+  constexpr KvType kKvTypes[] = {KvType::kInt8, KvType::kInt8G8, KvType::kBF16};
+  Random random(seed_);
+  const auto cpu = MakeDevice("cpu-avx2");
+  for (int i = 0; i < 36; ++i) {
+    const int kv_heads = static_cast<int>(random.Between(1, 2));
+    const PagedShape shape{.num_heads = kv_heads * kGroups[random.Below(std::size(kGroups))],
+                           .num_kv_heads = kv_heads,
+                           .head_dim = kHeadDims[i % std::size(kHeadDims)],
+                           .dtype = random.Chance(0.5) ? DType::kBF16 : DType::kF32,
+                           .kv_type = kKvTypes[i / 12],
+                           .window = random.Chance(0.4) ? random.Between(1, 150) : 0,
+                           .head_norms = random.Chance(0.4),
+                           .score_cap = random.Chance(0.4) ? 1.5f : 0.0f};
+    const int64_t row = int64_t{shape.num_heads + 2 * kv_heads} * shape.head_dim;
+    std::vector<PagedSequence> sequences(2);
+    for (PagedSequence& sequence : sequences) {
+      sequence.num_tokens = random.Between(3, 150);
+      for (int64_t n = 0; n < sequence.num_tokens * row; ++n) {
+        sequence.qkv.push_back((static_cast<float>(random.Unit()) - 0.5f) * 4.0f);
+      }
+    }
+    emulated::SetSeed(random.Next());
+    const auto gpu = MakeDevice("cuda");
+    PagedCase expected(cpu.get(), shape, 16, 40, seed_ + i);
+    PagedCase actual(gpu.get(), shape, random.Chance(0.5) ? 16 : 32, 40, seed_ - i);
+    const auto step = [&](const std::vector<int>& ids, const std::vector<int64_t>& counts) {
+      const bool decode = counts.front() == 1;
+      ASSERT_EQ(actual.Step(ids, counts, decode), expected.Step(ids, counts, decode))
+          << "shape " << i << ", D " << shape.head_dim << ", " << NameOf(*shape.kv_type)
+          << " KV in " << NameOf(shape.dtype);
+    };
+    for (const PagedSequence& sequence : sequences) {
+      actual.Add(&sequence);
+      expected.Add(&sequence);
+    }
+    const int64_t first = sequences[0].num_tokens - 1, second = sequences[1].num_tokens - 1;
+    const int64_t chunk = random.Between(1, first);
+    step({0}, {chunk});
+    step({1, 0}, {second, first - chunk});
+    step({0, 1}, {1, 1});
+    ASSERT_EQ(emulated::TakeFault(), "") << "shape " << i;
+  }
+}
+
+// A weight of zero is zero whatever the scale of its token in V is.
+TEST_F(EmulatedKernelsTest, AnInfinityIsNothingToRowsThatDoNotSeeIt) {
+  const PagedShape shape{.num_heads = 2,
+                         .num_kv_heads = 1,
+                         .head_dim = 64,
+                         .dtype = DType::kBF16,
+                         .kv_type = KvType::kInt8};
+  constexpr int64_t kTokens = 20, kRow = 4 * 64;
+  Random random(seed_);
+  PagedSequence sequence{{}, kTokens};
+  for (int64_t i = 0; i < kTokens * kRow; ++i) {
+    sequence.qkv.push_back(static_cast<float>(random.Unit()) - 0.5f);
+  }
+  PagedSequence infinite = sequence;
+  infinite.qkv.back() = std::numeric_limits<float>::infinity();
+  for (const char* name : {"cuda", "cuda-tensor"}) {
+    const auto device = MakeDevice(name);
+    PagedCase expected(device.get(), shape, 16, 4, 1);
+    PagedCase actual(device.get(), shape, 16, 4, 1);
+    auto rows = expected.Prefill(&sequence, kTokens);
+    auto seen = actual.Prefill(&infinite, kTokens);
+    ASSERT_NE(seen, rows) << name;
+    const size_t before = rows.size() / kTokens * (kTokens - 1);
+    rows.resize(before);
+    seen.resize(before);
+    EXPECT_EQ(seen, rows) << name;
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
 }
 
 TEST_F(EmulatedKernelsTest, EachBarrierAndEachWaitIsNeeded) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/half.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/tensor_rows.h"
@@ -136,11 +137,12 @@ TEST_F(EmulatedTensorTest, LinearLayersMatchTheReference) {
   constexpr int64_t kRows[] = {1, 3, 8, 9, 17, 40, 64, 65, 130, 257, 300};
   constexpr int64_t kInputs[] = {1, 15, 16, 17, 63, 64, 129, 384, 1025, 2048};
   constexpr int64_t kOutputs[] = {1, 16, 17, 75, 256, 270, 530};
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 60; ++i) {
     LinearSpec spec =
         SpecOf(kInputs[random_->Below(10)], kOutputs[random_->Below(7)], random_->Chance(0.5));
-    const bool int8 = i % 3 == 0;
-    if (int8) spec.weight_type = WeightType::kInt8;
+    const bool quantised = i % 2 == 0;
+    if (quantised) spec.weight_type = i % 4 == 0 ? WeightType::kInt4 : WeightType::kInt8;
+    if (spec.weight_type == WeightType::kInt4) spec.group = 32 << random_->Below(3);
     const int64_t rows = kRows[random_->Below(11)];
     if (rows * spec.in_features * spec.out_features > 20'000'000) continue;
     const auto weights = Numbers(spec.in_features * spec.out_features, 0.2f);
@@ -157,13 +159,45 @@ TEST_F(EmulatedTensorTest, LinearLayersMatchTheReference) {
     const std::string name =
         absl::StrFormat("K %d, N %d, %d rows, %s%s", spec.in_features, spec.out_features, rows,
                         NameOf(spec.weight_type), spec.segmented ? ", segmented" : "");
-    if (int8) {  // Sums of 8 bits are exact.
+    if (quantised) {  // Sums of 8 and of 4 bits are exact.
       ASSERT_EQ(actual, expected) << name;
       continue;
     }
     for (size_t at = 0; at < expected.size(); ++at) {
       ASSERT_NEAR(actual[at], expected[at], 5e-5) << name << ", element " << at;
     }
+  }
+}
+
+// As checkpoints have them: any number, zero and scale, denormal and negative ones among them.
+TEST_F(EmulatedTensorTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
+  for (int i = 0; i < 12; ++i) {
+    LinearSpec spec = SpecOf(random_->Between(1, 700), random_->Between(1, 60), i % 2 == 0);
+    spec.weight_type = WeightType::kInt4;
+    spec.group = 32 << i % 3;
+    spec.scaled = true;
+    const int64_t groups = (spec.in_features + spec.group - 1) / spec.group;
+    std::vector<uint8_t> q(spec.in_features * spec.out_features);
+    std::vector<uint8_t> zeros(groups * spec.out_features);
+    std::vector<float> scales(zeros.size());
+    for (uint8_t& x : q) x = static_cast<uint8_t>(random_->Below(16));
+    for (uint8_t& x : zeros) x = static_cast<uint8_t>(random_->Below(17));
+    for (float& x : scales) {
+      const auto bits = static_cast<uint16_t>(random_->Below(0x8000));
+      const bool is_number = (bits & 0x7C00u) != 0x7C00u;
+      x = is_number ? ToFloat(Half{bits}) : -0x1p-24f;
+    }
+    const WeightPart part{q.data(), spec.out_features, DType::kF32, scales, zeros};
+    const int64_t rows = random_->Between(1, 70);
+    const auto input = Numbers(rows * spec.in_features, 2.0f);
+    Layer layer, expected_layer;
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {part}, &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*reference_, spec, {part}, &expected_layer));
+    emulated::SetSeed(seed_ + i);
+    ASSERT_EQ(Multiply(*device_, layer, input.data(), rows),
+              Multiply(*reference_, expected_layer, input.data(), rows))
+        << i;
+    ASSERT_EQ(emulated::TakeFault(), "");
   }
 }
 
@@ -195,6 +229,8 @@ PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens, Random* rand
   return sequence;
 }
 
+constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
+
 // Groups of less and of more than a product's rows; windows, caps; chunks that end anywhere.
 TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
   struct Case {
@@ -207,14 +243,18 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
       {64, 4, 2, 150, 0, 0.0f},  {128, 1, 2, 129, 0, 0.0f}, {96, 7, 1, 77, 0, 1.5f},
       {256, 3, 1, 70, 40, 0.0f},  // on the ordinary units
       {96, 3, 1, 70, 40, 0.0f},  {128, 20, 1, 66, 0, 0.0f}, {64, 8, 1, 140, 65, 1.5f}};
-  for (const Case& c : cases) {
+  for (size_t i = 0; i < 3 * std::size(cases); ++i) {
+    const Case& c = cases[i / 3];
+    const KvType kv_type = kKvTypes[i % 3];
     const PagedShape shape{.num_heads = c.group * c.kv_heads,
                            .num_kv_heads = c.kv_heads,
                            .head_dim = c.head_dim,
                            .dtype = DType::kBF16,
+                           .kv_type = kv_type,
                            .window = c.window,
                            .score_cap = c.cap};
-    const std::string name = absl::StrFormat("D %d, group %d", c.head_dim, c.group);
+    const std::string name =
+        absl::StrFormat("D %d, group %d, %s KV", c.head_dim, c.group, NameOf(kv_type));
     const int block_tokens = random_->Chance(0.5) ? 16 : 32;
     const PagedSequence sequence = Sequence(shape, c.tokens, random_.get());
     const PagedSequence other = Sequence(shape, 40, random_.get());
@@ -247,7 +287,7 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
     constexpr int kOthers = 8;
     PagedCase many(device_.get(), shape, block_tokens, 64, seed + 2);
     std::vector<int> ids;
-    for (int i = 0; i < kOthers; ++i) ids.push_back(many.Add(&other));
+    for (int n = 0; n < kOthers; ++n) ids.push_back(many.Add(&other));
     ids.push_back(many.Add(&sequence));
     std::vector<int64_t> counts(kOthers, 2);
     counts.push_back(c.tokens - 1);
@@ -260,11 +300,61 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
   }
 }
 
+// Whole numbers up to 127, times a power of two, are what they are in groups of 8 bits.
+TEST_F(EmulatedTensorTest, GroupsOfEightBitsAreTheNumbersThatTheyStandFor) {
+  for (const int head_dim : {64, 96, 128}) {
+    PagedShape shape{.num_heads = 6,
+                     .num_kv_heads = 2,
+                     .head_dim = head_dim,
+                     .dtype = DType::kBF16,
+                     .rotary = false};
+    PagedSequence sequence = Sequence(shape, 139, random_.get());
+    for (float& x : sequence.qkv) {
+      x = std::ldexp(static_cast<float>(random_->Between(-127, 127)),
+                     -6 - static_cast<int>(&x - sequence.qkv.data()) / 8 % 3);
+    }
+    std::vector<std::vector<std::byte>> outputs;
+    for (const KvType kv_type : {KvType::kBF16, KvType::kInt8G8}) {
+      shape.kv_type = kv_type;
+      PagedCase paged(device_.get(), shape, 16, 16, 1);
+      paged.Add(&sequence);
+      outputs.push_back(paged.Step({0}, {138}, false));
+      const auto last = paged.Step({0}, {1}, true);
+      outputs.back().insert(outputs.back().end(), last.begin(), last.end());
+    }
+    EXPECT_EQ(outputs[0], outputs[1]) << head_dim;
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
+TEST_F(EmulatedTensorTest, AttentionInF32IsThatOfTheOrdinaryUnits) {
+  const auto ordinary = MakeDevice("cuda");
+  for (const KvType kv_type : kKvTypes) {
+    const PagedShape shape{.num_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 64,
+                           .dtype = DType::kF32,
+                           .kv_type = kv_type};
+    const PagedSequence sequence = Sequence(shape, 41, random_.get());
+    PagedCase expected(ordinary.get(), shape, 16, 4, 1);
+    PagedCase actual(device_.get(), shape, 16, 4, 2);
+    expected.Add(&sequence);
+    actual.Add(&sequence);
+    EXPECT_EQ(actual.Step({0}, {40}, false), expected.Step({0}, {40}, false)) << NameOf(kv_type);
+    EXPECT_EQ(actual.Step({0}, {1}, true), expected.Step({0}, {1}, true)) << NameOf(kv_type);
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
 // Several segments: decode merges them in a launch of its own, prefill on its way.
 TEST_F(EmulatedTensorTest, SegmentsAreMergedAlikeByDecodeAndPrefill) {
   for (const int64_t window : {0, 1100}) {
-    const PagedShape shape{
-        .num_heads = 2, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16, .window = window};
+    const PagedShape shape{.num_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 64,
+                           .dtype = DType::kBF16,
+                           .kv_type = window == 0 ? KvType::kInt8 : KvType::kBF16,
+                           .window = window};
     const int64_t tokens = 2 * kAttentionSegmentTokens + 37;
     const PagedSequence sequence = Sequence(shape, tokens, random_.get());
     PagedCase expected(reference_.get(), shape, 32, 80, 1);
@@ -317,16 +407,19 @@ TEST_F(EmulatedTensorTest, OnlyHeadsOfTheirOwnSizeShowTheAttentionOfTheTensorCor
 
 TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
   constexpr int kOrders = 3;
-  const LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false)};
-  const int64_t rows_of[] = {3, 257};
-  Layer layers[2];
-  std::vector<Bfloat16> inputs[2];
-  for (int i = 0; i < 2; ++i) {
+  LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false), SpecOf(800, 40, false)};
+  specs[2].weight_type = WeightType::kInt4;
+  specs[2].group = 64;
+  const int64_t rows_of[] = {3, 257, 5};
+  constexpr int kLayers = 3;
+  Layer layers[kLayers];
+  std::vector<Bfloat16> inputs[kLayers];
+  for (int i = 0; i < kLayers; ++i) {
     const auto weights = Numbers(specs[i].in_features * specs[i].out_features, 0.2f);
     inputs[i] = Numbers(rows_of[i] * specs[i].in_features, 2.0f);
     ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], PartsOf(weights, specs[i]), &layers[i]));
   }
-  const PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
+  PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
   const PagedSequence sequence = Sequence(shape, 331, random_.get());
   const PagedSequence other = Sequence(shape, 21, random_.get());
   // All outputs, one behind the other; empty if a launch failed.
@@ -334,7 +427,7 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     emulated::SetSeed(order);
     auto backend = MakeDevice("cuda-tensor");  // What has failed stays failed.
     std::vector<std::byte> all;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kLayers; ++i) {
       std::vector<std::byte> output(rows_of[i] * specs[i].out_features * 4);
       const absl::Status status = backend->Linear({.op = layers[i].op.get(),
                                                    .input = inputs[i].data(),
@@ -346,16 +439,19 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     testing::TestPartResultArray failures;  // of launches, as some should
     testing::ScopedFakeTestPartResultReporter expects_failures(
         testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
-    PagedCase attention(backend.get(), shape, 16, 32, 5);
-    attention.Add(&sequence);
-    for (int i = 0; i < 4; ++i) attention.Add(&other);
-    // A segment a block, then a segment a warp.
     const auto add = [&](const std::vector<std::byte>& output) {
       all.insert(all.end(), output.begin(), output.end());
     };
-    add(attention.Step({0, 1, 2, 3, 4}, {329, 20, 20, 20, 20}, false));
-    add(attention.Step({0}, {1}, true));
-    add(attention.Step({0, 1, 2, 3, 4}, {1, 1, 1, 1, 1}, true));
+    for (const KvType kv_type : {KvType::kBF16, KvType::kInt8}) {
+      shape.kv_type = kv_type;
+      PagedCase attention(backend.get(), shape, 16, 32, 5);
+      attention.Add(&sequence);
+      for (int i = 0; i < 4; ++i) attention.Add(&other);
+      // A segment a block, then a segment a warp.
+      add(attention.Step({0, 1, 2, 3, 4}, {329, 20, 20, 20, 20}, false));
+      add(attention.Step({0}, {1}, true));
+      add(attention.Step({0, 1, 2, 3, 4}, {1, 1, 1, 1, 1}, true));
+    }
     return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
   };
   emulated::TakeSites();

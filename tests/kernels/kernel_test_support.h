@@ -163,9 +163,7 @@ inline const std::vector<std::string>& TestedDevices() {
   return devices;
 }
 
-// No GPU multiplies by weights of 4 bits.
-inline bool HasInt4(const std::string& device) { return !device.starts_with("cuda"); }
-// Nor keeps inputs out of 8 bits.
+// No GPU keeps inputs out of 8 bits.
 inline bool HasOutliers(const std::string& device) { return !device.starts_with("cuda"); }
 
 inline std::string DeviceName(const testing::TestParamInfo<std::string>& info) {

@@ -68,7 +68,7 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
                     .compute_dtype = AnyDType()};
     const WeightType types[] = {WeightTypeOf(spec.compute_dtype), WeightType::kInt8,
                                 WeightType::kInt4};
-    spec.weight_type = types[random_->Below(HasInt4(GetParam()) ? 3 : 2)];
+    spec.weight_type = types[random_->Below(3)];
     if (spec.weight_type == WeightType::kInt4) spec.group = 32 << random_->Below(3);
     spec.output_dtype = random_->Chance(0.5) ? DType::kF32 : spec.compute_dtype;
     spec.layout = random_->Chance(0.5) ? WeightLayout::kOutIn : WeightLayout::kInOut;
@@ -110,7 +110,6 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
                                                 {DType::kBF16, WeightType::kInt4}};
   for (const auto& [dtype, weight_type] : types) {
     const bool int4 = weight_type == WeightType::kInt4;
-    if (int4 && !HasInt4(GetParam())) continue;
     for (const bool segmented : {false, true}) {
       const LinearSpec spec{.in_features = 1037,
                             .out_features = 205,
@@ -247,7 +246,6 @@ TEST_P(LinearTest, WhatIsNoNumberIsNoneInEightBits) {
 
 // A group is from its lowest number, or 0, to its highest in 15.5 steps, whatever others hold.
 TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
-  if (!HasInt4(GetParam())) GTEST_SKIP() << "no 4 bits";
   // Outputs of two groups: 32 inputs, and 3.
   std::vector<float> weights(3 * 35);
   weights[0] = -2;     // Steps of 0.5 from -2 (zero 4) to 5.5.
@@ -277,7 +275,6 @@ TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
 
 // Parts that come in 4 bits: (q - zero) · scale, in an order and with zeros of their own.
 TEST_P(LinearTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
-  if (!HasInt4(GetParam())) GTEST_SKIP() << "no 4 bits";
   for (const int64_t group : {32, 64, 128}) {
     for (const bool segmented : {false, true}) {
       LinearSpec spec = Int4Spec(1024, 75, group);
@@ -322,7 +319,6 @@ TEST_P(LinearTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
 
 // Denormal and negative ones, infinities and NaNs, too.
 TEST_P(LinearTest, EveryScaleOfHalfPrecisionIsUsedAsItIs) {
-  if (!HasInt4(GetParam())) GTEST_SKIP() << "no 4 bits";
   constexpr int64_t kHalves = 1 << 16;
   LinearSpec spec = Int4Spec(1, kHalves, 128);
   spec.scaled = true;
@@ -340,7 +336,6 @@ TEST_P(LinearTest, EveryScaleOfHalfPrecisionIsUsedAsItIs) {
 }
 
 TEST_P(LinearTest, WhatIsNoNumberIsNoneInFourBits) {
-  if (!HasInt4(GetParam())) GTEST_SKIP() << "no 4 bits";
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> weights = {1, 2, 3, 4, 5, NAN, 2, 3, 4, 5, 1, 2, 3, -kInfinity, 5};
   const std::vector<float> input = {1, 1, 1, 1, 1, 1, NAN, 1, 1, 1, 1, 1, kInfinity, 1, 1};

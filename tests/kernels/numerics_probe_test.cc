@@ -186,7 +186,6 @@ TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersA
   for (const auto& [name, backend] : paths) {
     EXPECT_EQ(Probe(*backend), Probe(*paths.front().second)) << name;
     ProbedOptions options = kAllOptions;
-    options.int4_weights = HasInt4(name);
     options.int8_outliers = HasOutliers(name);
     EXPECT_EQ(Probe(*backend, options), Probe(*paths.front().second, options)) << name;
   }
@@ -219,8 +218,7 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.gated_gelu = true;
     shape.logit_cap = 20.0f;
     shape.int8_weights = true;
-    shape.int4_weights = std::all_of(paths.begin(), paths.end(),
-                                     [](const auto& path) { return HasInt4(path.first); });
+    shape.int4_weights = true;
     constexpr float kThresholds[] = {1.5f, 0x1p-50f, 0x1p15f};
     const bool have_outliers = std::all_of(
         paths.begin(), paths.end(), [](const auto& path) { return HasOutliers(path.first); });

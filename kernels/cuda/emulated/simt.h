@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "kernels/api/dtype.h"
+#include "kernels/api/half.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
 
@@ -53,6 +54,10 @@ inline int __clzll(long long x) { return std::countl_zero(static_cast<uint64_t>(
 inline uint32_t PackBf16(float first, float second) {
   return ToBfloat16(first).bits | static_cast<uint32_t>(ToBfloat16(second).bits) << 16;
 }
+inline uint32_t UpperHalves(float first, float second) {
+  return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xFFFF0000u);
+}
+inline float HalfToFloat(uint16_t bits) { return ToFloat(Half{bits}); }
 
 // ---- shared memory ----
 

@@ -97,7 +97,8 @@ class Bench {
                           .weight_type = type,
                           .compute_dtype = DType::kBF16,
                           .output_dtype = DType::kF32,
-                          .segmented = segmented};
+                          .segmented = segmented,
+                          .group = type == WeightType::kInt4 ? 128 : 0};
     if (!Wanted(absl::StrCat(NameOf(type), " ", name))) return;
     const size_t weight_bytes = Must(backend_->GetPackedFormat(spec)).size_bytes;
     std::vector<const LinearOp*> ops((kBeyondCaches - 1) / weight_bytes + 1);
@@ -151,7 +152,8 @@ class Bench {
     const DevicePtr<int32_t> query_start = Values(starts);
     const DevicePtr<int32_t> cached = Values(std::vector<int32_t>(sequences, tokens - queries));
     const double seen = queries * (static_cast<double>(tokens - queries) + (queries + 1) / 2.0);
-    Add(absl::StrCat("prefill attention ", sequences, " x ", queries, " of ", tokens),
+    Add(absl::StrCat("prefill attention ", sequences, " x ", queries, " of ", tokens, " ",
+                     NameOf(type)),
         4.0 * static_cast<double>(sequences) * kHeads * kHeadDim * seen, false, [=, this] {
           Must(backend_->PrefillAttention({.query = query,
                                            .kv = kv,
@@ -440,16 +442,18 @@ int Main(int repetitions, const std::string& words, const std::string& isa) {
                           .epsilon = 1e-5f,
                           .output_dtype = DType::kF32}));
   });
-  for (const KvType type : {KvType::kBF16, KvType::kF32}) {
+  for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kF32}) {
     bench.AddAttention(32, 4096, 0, type);
     bench.AddAttention(4, 32768, 0, type);
     bench.AddAttention(1, 131072, 0, type);
     bench.AddAttention(128, 1024, 0, type);
   }
   bench.AddAttention(1, 4096, 4096, KvType::kBF16);
-  bench.AddAttention(1, 16384, 16384, KvType::kBF16);
+  for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+    bench.AddAttention(1, 16384, 16384, type);
+  }
   bench.AddAttention(16, 1024, 1024, KvType::kBF16);
-  for (const WeightType type : {WeightType::kBF16, WeightType::kInt8}) {
+  for (const WeightType type : {WeightType::kBF16, WeightType::kInt8, WeightType::kInt4}) {
     bench.AddLinear("qkv", kFeatures, (kHeads + 2 * kKvHeads) * kHeadDim, false, type);
     bench.AddLinear("output, segmented", kFeatures, kFeatures, true, type);
     bench.AddLinear("gate and up", kFeatures, 2 * kHidden, false, type);
