@@ -64,7 +64,7 @@ namespace {
 
 constexpr int kIdBytes = 16;
 
-// Of a socket that has no file.
+// A socket that has no file.
 sockaddr_un AddressOf(const std::string& id, socklen_t* size) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -258,7 +258,7 @@ void FakeNccl::Hang(Call call) {
 
 void FakeNccl::Release() {
   MutexLock lock(&mu_);
-  hanging_.erase(Call::kCommAbort);
+  hanging_.clear();
   changed_.SignalAll();
 }
 
@@ -272,22 +272,41 @@ int64_t FakeNccl::calls(Call call) {
   return calls_[call];
 }
 
-bool FakeNccl::WaitForCalls(Call call, int64_t count) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  MutexLock lock(&mu_);
-  while (calls_[call] < count) {
-    if (!changed_.WaitUntil(&mu_, end)) return false;
-  }
-  return true;
-}
-
 int64_t FakeNccl::num_comms() {
   MutexLock lock(&mu_);
   return num_comms_;
 }
 
+template <typename Done>
+bool FakeNccl::WaitUntil(const Done& done) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  MutexLock lock(&mu_);
+  while (!done()) {
+    if (!changed_.WaitUntil(&mu_, end)) return false;
+  }
+  return true;
+}
+
+bool FakeNccl::WaitForCalls(Call call, int64_t count) {
+  return WaitUntil([&] { return calls_[call] >= count; });
+}
+
+bool FakeNccl::WaitForFailure(Call call) {
+  return WaitUntil([&] { return !failing_.contains(call); });
+}
+
+bool FakeNccl::WaitForComms(int64_t count) {
+  return WaitUntil([&] { return num_comms_ == count; });
+}
+
+void FakeNccl::HangIfAsked(Call call) {
+  MutexLock lock(&mu_);
+  while (hanging_.contains(call)) changed_.Wait(&mu_);
+}
+
 NcclResult FakeNccl::GetUniqueId(NcclUniqueId* id) {
   if (Fails(Call::kGetUniqueId)) return NcclResult::kSystemError;
+  HangIfAsked(Call::kGetUniqueId);
   const std::string name = RandomBytes(kIdBytes);
   socklen_t size = 0;
   const sockaddr_un address = AddressOf(name, &size);
@@ -356,14 +375,12 @@ NcclResult FakeNccl::Recv(void* to, size_t size_bytes, int peer, NcclComm comm, 
 
 NcclResult FakeNccl::CommAbort(NcclComm comm) {
   const bool fails = Fails(Call::kCommAbort);
-  {
-    MutexLock lock(&mu_);
-    while (hanging_.contains(Call::kCommAbort)) changed_.Wait(&mu_);
-  }
+  HangIfAsked(Call::kCommAbort);
   comm->pair->Abort();
   delete comm;
   MutexLock lock(&mu_);
   --num_comms_;
+  changed_.SignalAll();
   return fails ? NcclResult::kInternalError : NcclResult::kSuccess;
 }
 

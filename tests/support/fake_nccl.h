@@ -44,17 +44,21 @@ class FakeNccl final : public NcclApi {
   // The `number`-th of these calls from now on, 1 being the next, fails, once, and does nothing
   // but for CommAbort, which ends what is under way all the same.
   void Fail(Call call, int number = 1) EXCLUDES(mu_);
-  // From now on each of these has no end: CommInitRank, Send and Recv stay in progress, CommAbort
-  // does not return.
+  // From now on each of these has no end: CommInitRank, Send and Recv stay in progress, GetUniqueId
+  // and CommAbort do not return.
   void Hang(Call call) EXCLUDES(mu_);
-  // CommAbort returns, those that have been waiting as well.
+  // Nothing hangs any more but what is in progress.
   void Release() EXCLUDES(mu_);
   // The state of all communicators, from now on.
   void Break(NcclResult state) EXCLUDES(mu_);
   // How often it was called.
   int64_t calls(Call call) EXCLUDES(mu_);
-  bool WaitForCalls(Call call, int64_t count) EXCLUDES(mu_);
   int64_t num_comms() EXCLUDES(mu_);
+
+  // False if it does not come true in time.
+  bool WaitForCalls(Call call, int64_t count) EXCLUDES(mu_);
+  bool WaitForFailure(Call call) EXCLUDES(mu_);  // What was to fail has.
+  bool WaitForComms(int64_t count) EXCLUDES(mu_);
 
   NcclResult GetUniqueId(NcclUniqueId* id) override;
   NcclResult CommInitRank(NcclComm* comm, int num_ranks, const NcclUniqueId& id, int rank) override;
@@ -81,6 +85,9 @@ class FakeNccl final : public NcclApi {
   // Counts it; whether it is to fail.
   bool Fails(Call call) EXCLUDES(mu_);
   bool Hangs(Call call) EXCLUDES(mu_);
+  void HangIfAsked(Call call) EXCLUDES(mu_);
+  template <typename Done>
+  bool WaitUntil(const Done& done) EXCLUDES(mu_);
   NcclResult Begin(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
                    NcclStream stream);
 

@@ -60,7 +60,7 @@ class NcclApi {
                           NcclStream stream) = 0;
   // Ends what is under way and frees the communicator; waits for the device, for no peer.
   virtual NcclResult CommAbort(NcclComm comm) = 0;
-  // Of the last failure, in NCCL's words.
+  // What failed last, in NCCL's words.
   virtual std::string GetLastError(NcclComm comm) = 0;
 
   virtual absl::StatusOr<std::byte*> Malloc(size_t size_bytes) = 0;

@@ -28,7 +28,7 @@ constexpr int kReceiverRank = 1;
 // While NCCL has something of a link's under way, which no event of the host's announces.
 constexpr auto kNap = std::chrono::microseconds(50);
 // Each is a port of NCCL's on which somebody is awaited.
-constexpr size_t kSpareIds = 4;
+constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
 // A sender has at most NcclPair::kWindow blocks under way, and NCCL buffers a few.
 constexpr size_t kMaxAnnounced = 256;
@@ -436,10 +436,10 @@ absl::StatusOr<std::unique_ptr<NcclTransport>> NcclTransport::Create(
   }
   std::unique_ptr<NcclTransport> transport(
       new NcclTransport(options, std::move(carrier), receiver, listener));
-  transport->MakeId();
+  for (size_t i = 0; i < kSpareIds; ++i) transport->MakeId();
   {
     MutexLock lock(&transport->mu_);
-    if (transport->ids_.empty()) {
+    if (transport->ids_.size() < kSpareIds) {
       return absl::FailedPreconditionError("NCCL does not work here: " +
                                            options.api->GetLastError(nullptr));
     }

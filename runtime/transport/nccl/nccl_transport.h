@@ -100,7 +100,7 @@ class NcclTransport final : public KvTransport, private FrameServer {
   std::vector<NcclUniqueId> ids_ GUARDED_BY(mu_);                             // Told to nobody yet.
   std::chrono::steady_clock::time_point next_id_ GUARDED_BY(mu_);  // Not before: the last failed.
   std::vector<std::byte*> free_slots_ GUARDED_BY(mu_);
-  std::list<std::thread> threads_ GUARDED_BY(mu_);  // Of links.
+  std::list<std::thread> threads_ GUARDED_BY(mu_);  // One a link.
   std::vector<std::thread::id> ended_ GUARDED_BY(mu_);
   std::thread keeper_;
   const std::unique_ptr<FrameCarrier> carrier_;
