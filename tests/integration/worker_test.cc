@@ -441,6 +441,20 @@ TEST(WorkerServicesTest, ADevicesPoolIsRefusedToUcxBeforeWeightsAreLoaded) {
   EXPECT_EXIT(serve(), testing::ExitedWithCode(2), "--transport: ucx moves the host's memory");
 }
 
+TEST(WorkerServicesTest, NcclIsRefusedByNameWhereTheBuildHasNone) {
+  if (OpenNccl("").ok()) GTEST_SKIP() << "this build has NCCL";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto serve = [&] {
+    std::exit(RunWorkerProcess({"--model=" TANDEM_TEST_DATA "/demo_model", "--name=device",
+                                "--listen=127.0.0.1:0", "--threads=1", "--transport=nccl"},
+                               [](BackendOptions options) {
+                                 options.device = "fenced_pool";
+                                 return CreateBackend(options);
+                               }));
+  };
+  EXPECT_EXIT(serve(), testing::ExitedWithCode(2), "--transport: nccl is not in this build");
+}
+
 TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
   auto worker = StartWorker("hybrid", {});
   Router router(*worker);

@@ -132,6 +132,7 @@ class FakeNccl::Pair {
     {
       MutexLock lock(&mu_);
       aborted_ = true;
+      begin_ = nullptr;  // It holds this.
     }
     EXPECT_EQ(write(wake_, &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
     if (joining_.joinable()) joining_.join();
@@ -262,6 +263,11 @@ void FakeNccl::Release() {
   changed_.SignalAll();
 }
 
+void FakeNccl::RepeatIds() {
+  MutexLock lock(&mu_);
+  repeats_ids_ = true;
+}
+
 void FakeNccl::Break(NcclResult state) {
   MutexLock lock(&mu_);
   broken_ = state;
@@ -307,6 +313,13 @@ void FakeNccl::HangIfAsked(Call call) {
 NcclResult FakeNccl::GetUniqueId(NcclUniqueId* id) {
   if (Fails(Call::kGetUniqueId)) return NcclResult::kSystemError;
   HangIfAsked(Call::kGetUniqueId);
+  {
+    MutexLock lock(&mu_);
+    if (repeats_ids_) {
+      std::memset(id->internal, 'i', sizeof(id->internal));
+      return NcclResult::kSuccess;
+    }
+  }
   const std::string name = RandomBytes(kIdBytes);
   socklen_t size = 0;
   const sockaddr_un address = AddressOf(name, &size);

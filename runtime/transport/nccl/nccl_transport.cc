@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <system_error>
@@ -436,14 +437,7 @@ absl::StatusOr<std::unique_ptr<NcclTransport>> NcclTransport::Create(
   }
   std::unique_ptr<NcclTransport> transport(
       new NcclTransport(options, std::move(carrier), receiver, listener));
-  for (size_t i = 0; i < kSpareIds; ++i) transport->MakeId();
-  {
-    MutexLock lock(&transport->mu_);
-    if (transport->ids_.size() < kSpareIds) {
-      return absl::FailedPreconditionError("NCCL does not work here: " +
-                                           options.api->GetLastError(nullptr));
-    }
-  }
+  for (size_t i = 0; i < kSpareIds; ++i) TANDEM_RETURN_IF_ERROR(transport->MakeId());
   TANDEM_ASSIGN_OR_RETURN(transport->probe_, options.api->Malloc(transport->block_bytes()));
   const std::vector<std::byte> zeros(transport->block_bytes());
   TANDEM_RETURN_IF_ERROR(
@@ -541,7 +535,12 @@ void NcclTransport::Keep() {
       }
     }
     for (std::thread& thread : ended) thread.join();
-    if (make_id) MakeId();
+    if (!make_id) continue;
+    if (const absl::Status made = MakeId(); !made.ok()) {
+      LogWarning("no unique id for KV links", {{"why", made.ToString()}});
+      MutexLock lock(&mu_);
+      next_id_ = std::chrono::steady_clock::now() + kIdPause;
+    }
   }
 }
 
@@ -555,19 +554,22 @@ std::list<std::thread> NcclTransport::TakeEnded() {
   return ended;
 }
 
-void NcclTransport::MakeId() {
+absl::Status NcclTransport::MakeId() {
   NcclUniqueId id = {};
-  const NcclResult made = api_->GetUniqueId(&id);
-  if (made != NcclResult::kSuccess) {
-    LogWarning("NCCL makes no unique id",
-               {{"result", static_cast<int>(made)}, {"why", api_->GetLastError(nullptr)}});
+  if (const NcclResult made = api_->GetUniqueId(&id); made != NcclResult::kSuccess) {
+    return absl::FailedPreconditionError(absl::StrFormat("NCCL makes no unique id: result %d: %s",
+                                                         static_cast<int>(made),
+                                                         api_->GetLastError(nullptr)));
   }
   MutexLock lock(&mu_);
-  if (made == NcclResult::kSuccess) {
-    ids_.push_back(id);
-  } else {
-    next_id_ = std::chrono::steady_clock::now() + kIdPause;
+  for (const NcclUniqueId& other : ids_) {
+    // One that a file of NCCL's settings names would be everybody's.
+    if (std::memcmp(&other, &id, sizeof(id)) == 0) {
+      return absl::FailedPreconditionError("NCCL made one id twice: is NCCL_COMM_ID set?");
+    }
   }
+  ids_.push_back(id);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::byte*> NcclTransport::TakeSlots() {

@@ -78,7 +78,7 @@ class NcclTransport final : public KvTransport, private FrameServer {
   // Makes ids, and joins the threads of links that have ended.
   void Keep() EXCLUDES(mu_);
   std::list<std::thread> TakeEnded() REQUIRES(mu_);
-  void MakeId() EXCLUDES(mu_);
+  absl::Status MakeId() EXCLUDES(mu_);
 
   size_t block_bytes() const { return static_cast<size_t>(options_.pool.kv.block_bytes); }
   // Slots of a receiving link. What has been given back is given out again: to free memory waits

@@ -145,6 +145,8 @@ TEST(NcclTransportTest, WhatCannotBeIsRefusedWhenItIsMade) {
   EXPECT_TRUE(absl::IsInternal(make(&side, pool, &nccl)));
   side.far_memory.broken = false;
   EXPECT_TRUE(make(&side, pool, &nccl).ok());
+  nccl.RepeatIds();
+  EXPECT_TRUE(absl::IsFailedPrecondition(make(&side, pool, &nccl)));
 }
 
 TEST(NcclTransportTest, AnAnswerForAnotherLinkIsRefused) {
