@@ -263,6 +263,17 @@ void FakeNccl::Release() {
   changed_.SignalAll();
 }
 
+void FakeNccl::Hold(bool hold) {
+  MutexLock lock(&mu_);
+  holds_ = hold;
+  changed_.SignalAll();
+}
+
+void FakeNccl::WaitWhileHeld() {
+  MutexLock lock(&mu_);
+  while (holds_) changed_.Wait(&mu_);
+}
+
 void FakeNccl::RepeatIds() {
   MutexLock lock(&mu_);
   repeats_ids_ = true;
@@ -368,8 +379,9 @@ NcclResult FakeNccl::Begin(Call call, std::byte* memory, size_t size_bytes, int 
   EXPECT_EQ(peer, 1 - comm->pair->rank());
   const bool out = call == Call::kSend;
   return comm->pair->Begin(
-      [pair = comm->pair, memory, size_bytes, out, stream] {
-        stream->Enqueue([pair, memory, size_bytes, out] {
+      [this, pair = comm->pair, memory, size_bytes, out, stream] {
+        stream->Enqueue([this, pair, memory, size_bytes, out] {
+          WaitWhileHeld();
           pair->Transfer(FarMemory::Across(memory), size_bytes, out);
         });
       },

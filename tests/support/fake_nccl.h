@@ -49,6 +49,8 @@ class FakeNccl final : public NcclApi {
   void Hang(Call call) EXCLUDES(mu_);
   // Nothing hangs any more but what is in progress.
   void Release() EXCLUDES(mu_);
+  // While true, streams do not begin to move anything.
+  void Hold(bool hold) EXCLUDES(mu_);
   // Every unique id is the same, as where NCCL was told one.
   void RepeatIds() EXCLUDES(mu_);
   // The state of all communicators, from now on.
@@ -88,6 +90,7 @@ class FakeNccl final : public NcclApi {
   bool Fails(Call call) EXCLUDES(mu_);
   bool Hangs(Call call) EXCLUDES(mu_);
   void HangIfAsked(Call call) EXCLUDES(mu_);
+  void WaitWhileHeld() EXCLUDES(mu_);
   template <typename Done>
   bool WaitUntil(const Done& done) EXCLUDES(mu_);
   NcclResult Begin(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
@@ -99,6 +102,7 @@ class FakeNccl final : public NcclApi {
   std::map<Call, int64_t> failing_ GUARDED_BY(mu_);  // The number of the call.
   std::set<Call> hanging_ GUARDED_BY(mu_);
   bool repeats_ids_ GUARDED_BY(mu_) = false;
+  bool holds_ GUARDED_BY(mu_) = false;
   NcclResult broken_ GUARDED_BY(mu_) = NcclResult::kSuccess;
   int64_t num_comms_ GUARDED_BY(mu_) = 0;
   int64_t num_others_ GUARDED_BY(mu_) = 0;                // Streams, events and memory.

@@ -24,14 +24,17 @@ inline KvPool FarPool(Side* side, int32_t num_blocks) {
 
 class NcclSide final : public Side {
  public:
-  explicit NcclSide(int32_t num_blocks, std::chrono::milliseconds stall = kPatience) {
+  // `copier`: in place of far_memory.
+  explicit NcclSide(int32_t num_blocks, std::chrono::milliseconds stall = kPatience,
+                    DeviceCopier* copier = nullptr) {
     static std::atomic<int> next{0};
     target = "nccl:" + std::to_string(next++);
     auto made_carrier = std::make_unique<LocalCarrier>(target);
     carrier = made_carrier.get();
-    auto made =
-        NcclTransport::Create({.pool = FarPool(this, num_blocks), .api = &nccl, .stall = stall},
-                              std::move(made_carrier), &receiver, &recorder);
+    KvPool pool = FarPool(this, num_blocks);
+    if (copier != nullptr) pool.copier = copier;
+    auto made = NcclTransport::Create({.pool = pool, .api = &nccl, .stall = stall},
+                                      std::move(made_carrier), &receiver, &recorder);
     if (!made.ok()) ADD_FAILURE() << made.status();
     transport = *std::move(made);
   }

@@ -286,8 +286,8 @@ TEST(NcclTransportTest, APeerThatNeverJoinsIsGivenUp) {
     const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 4));
     Link link = Connect(&from, &to);
     Send(&from, link.outbound.get(), reservation, 1);
-    EXPECT_TRUE(from.recorder.WaitForLoss());
-    EXPECT_TRUE(to.recorder.WaitForLoss());
+    ASSERT_TRUE(from.recorder.WaitForLoss());
+    ASSERT_TRUE(to.recorder.WaitForLoss());
     EXPECT_TRUE(from.recorder.WaitForSent(1));
     EXPECT_FALSE(from.recorder.sent()[1]);
   }
@@ -301,8 +301,8 @@ TEST(NcclTransportTest, ABlockThatStandsStillIsGivenUp) {
     ASSERT_TRUE(to.recorder.WaitForProbe());
     (call == Call::kSend ? from : to).nccl.Hang(call);
     Send(&from, link.outbound.get(), reservation, 1);
-    EXPECT_TRUE(from.recorder.WaitForLoss());
-    EXPECT_TRUE(to.recorder.WaitForLoss());
+    ASSERT_TRUE(from.recorder.WaitForLoss());
+    ASSERT_TRUE(to.recorder.WaitForLoss());
     EXPECT_TRUE(from.recorder.WaitForSent(1));
     EXPECT_FALSE(from.recorder.sent()[1]);
     EXPECT_TRUE(to.recorder.received().empty());
@@ -335,6 +335,68 @@ TEST(NcclTransportTest, BlocksUnderWayDoNotCompleteBeforeTheirCommunicatorIsAbor
   from.nccl.Release();
   ASSERT_TRUE(from.recorder.WaitForSent(kSends + 1));
   for (const auto& [id, ok] : from.recorder.sent()) EXPECT_EQ(ok, id == 103) << id;
+}
+
+// Copies to a block wait while it is shut.
+class GatedCopier final : public DeviceCopier {
+ public:
+  absl::Status Download(void* to, const void* device, size_t size_bytes) override {
+    return memory_.Download(to, device, size_bytes);
+  }
+  absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) override {
+    return memory_.Upload(device, from, size_bytes);
+  }
+  absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from, size_t size_bytes) override
+      EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (shut_) {
+      waits_ = true;
+      changed_.SignalAll();
+      changed_.Wait(&mu_);
+    }
+    return memory_.CopyWithin(device, from, size_bytes);
+  }
+  void SetShut(bool shut) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    shut_ = shut;
+    changed_.SignalAll();
+  }
+  void WaitForCopy() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (!waits_) changed_.Wait(&mu_);
+  }
+
+ private:
+  FarMemory memory_;
+  Mutex mu_;
+  CondVar changed_;
+  bool shut_ GUARDED_BY(mu_) = false;
+  bool waits_ GUARDED_BY(mu_) = false;
+};
+
+TEST(NcclTransportTest, WhatHasArrivedGetsNoPlaceOnceTheReceiverIsClosed) {
+  GatedCopier copier;
+  NcclSide from(NcclPair::kWindow), to(NcclPair::kWindow, kPatience, &copier);
+  FillPool(from.transport->pool(), 8);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, NcclPair::kWindow));
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  copier.SetShut(true);
+  to.nccl.Hold(true);
+  for (int32_t i = 0; i < NcclPair::kWindow; ++i) {
+    Send(&from, link.outbound.get(), reservation, i);
+  }
+  ASSERT_TRUE(to.nccl.WaitForCalls(Call::kRecv, kProbes + NcclPair::kWindow));
+  to.nccl.Hold(false);
+  copier.WaitForCopy();  // The first one's, and all others arrive meanwhile.
+  ASSERT_TRUE(from.recorder.WaitForSent(NcclPair::kWindow));
+  link.inbound.reset();  // At once, though it copies.
+  EXPECT_EQ(to.receiver.num_in_flight(), 1);
+  copier.SetShut(false);
+  ASSERT_TRUE(to.nccl.WaitForComms(0));
+  ASSERT_EQ(to.recorder.received().size(), 1u);
+  EXPECT_EQ(to.recorder.received()[0].outcome, FrameOutcome::kVerified);
+  EXPECT_EQ(to.receiver.num_in_flight(), 0);
 }
 
 // ---- A peer that does not keep to it ----
