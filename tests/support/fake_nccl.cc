@@ -64,6 +64,10 @@ namespace {
 
 constexpr int kIdBytes = 16;
 
+std::chrono::steady_clock::time_point PatienceEnds() {
+  return std::chrono::steady_clock::now() + kPatience;
+}
+
 // A socket that has no file.
 sockaddr_un AddressOf(const std::string& id, socklen_t* size) {
   sockaddr_un address = {};
@@ -294,26 +298,31 @@ int64_t FakeNccl::num_comms() {
   return num_comms_;
 }
 
-template <typename Done>
-bool FakeNccl::WaitUntil(const Done& done) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+bool FakeNccl::WaitForCalls(Call call, int64_t count) {
+  const auto end = PatienceEnds();
   MutexLock lock(&mu_);
-  while (!done()) {
+  while (calls_[call] < count) {
     if (!changed_.WaitUntil(&mu_, end)) return false;
   }
   return true;
 }
 
-bool FakeNccl::WaitForCalls(Call call, int64_t count) {
-  return WaitUntil([&] { return calls_[call] >= count; });
-}
-
 bool FakeNccl::WaitForFailure(Call call) {
-  return WaitUntil([&] { return !failing_.contains(call); });
+  const auto end = PatienceEnds();
+  MutexLock lock(&mu_);
+  while (failing_.contains(call)) {
+    if (!changed_.WaitUntil(&mu_, end)) return false;
+  }
+  return true;
 }
 
 bool FakeNccl::WaitForComms(int64_t count) {
-  return WaitUntil([&] { return num_comms_ == count; });
+  const auto end = PatienceEnds();
+  MutexLock lock(&mu_);
+  while (num_comms_ != count) {
+    if (!changed_.WaitUntil(&mu_, end)) return false;
+  }
+  return true;
 }
 
 void FakeNccl::HangIfAsked(Call call) {

@@ -91,8 +91,6 @@ class FakeNccl final : public NcclApi {
   bool Hangs(Call call) EXCLUDES(mu_);
   void HangIfAsked(Call call) EXCLUDES(mu_);
   void WaitWhileHeld() EXCLUDES(mu_);
-  template <typename Done>
-  bool WaitUntil(const Done& done) EXCLUDES(mu_);
   NcclResult Begin(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
                    NcclStream stream);
 
