@@ -44,3 +44,12 @@ target_compile_options(tandem_cudart INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:-ftz=$<IF:$<BOOL:$<TARGET_PROPERTY:TANDEM_KEEPS_DENORMALS>>,false,true>>"
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-prec-sqrt=true -lineinfo --compress-mode=size>"
   "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${TANDEM_WERROR}>>:SHELL:-Werror all-warnings>")
+
+# NCCL, which the transport of that name needs and nothing else. Where there is none it is refused.
+find_library(TANDEM_NCCL NAMES nccl PATHS ${TANDEM_CUDA_ROOT}/lib ${TANDEM_CUDA_ROOT}/lib64)
+find_path(TANDEM_NCCL_INCLUDE nccl.h PATHS ${TANDEM_CUDA_ROOT}/include)
+if(TANDEM_NCCL AND TANDEM_NCCL_INCLUDE)
+  add_library(tandem_nccl INTERFACE)
+  target_include_directories(tandem_nccl SYSTEM INTERFACE ${TANDEM_NCCL_INCLUDE})
+  target_link_libraries(tandem_nccl INTERFACE ${TANDEM_NCCL} tandem_cudart)
+endif()

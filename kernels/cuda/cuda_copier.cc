@@ -24,6 +24,15 @@ absl::Status CudaCopier::Download(void* to, const void* device, size_t size_byte
 }
 
 absl::StatusOr<uint32_t> CudaCopier::Upload(void* device, const void* from, size_t size_bytes) {
+  return CopyAndSum(device, from, size_bytes, cudaMemcpyHostToDevice);
+}
+
+absl::StatusOr<uint32_t> CudaCopier::CopyWithin(void* device, const void* from, size_t size_bytes) {
+  return CopyAndSum(device, from, size_bytes, cudaMemcpyDeviceToDevice);
+}
+
+absl::StatusOr<uint32_t> CudaCopier::CopyAndSum(void* device, const void* from, size_t size_bytes,
+                                                cudaMemcpyKind kind) {
   uint32_t crc32c = 0;
   MutexLock lock(&mu_);
   TANDEM_ASSIGN_OR_RETURN(void* const checksum, checksum_.Get(sizeof(crc32c)));
@@ -33,7 +42,7 @@ absl::StatusOr<uint32_t> CudaCopier::Upload(void* device, const void* from, size
                               .count = 1,
                               .blocks = {0}};
   // Nothing of what is enqueued may still be under way when this returns.
-  absl::Status status = Copy(device, from, size_bytes, cudaMemcpyHostToDevice);
+  absl::Status status = Copy(device, from, size_bytes, kind);
   if (status.ok()) {
     status = CudaStatus(CudaChecksumBlocks(launch, stream_->get()), "summing a KV block");
   }

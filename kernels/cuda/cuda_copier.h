@@ -1,4 +1,4 @@
-// Copies of blocks between a GPU and the host, on a stream of their own beside the steps
+// Copies of blocks to, from and within a GPU, on a stream of their own beside the steps
 // (runtime/base/device_copier.h).
 
 #ifndef TANDEM_KERNELS_CUDA_CUDA_COPIER_H_
@@ -25,12 +25,16 @@ class CudaCopier final : public DeviceCopier {
   absl::Status Download(void* to, const void* device, size_t size_bytes) override EXCLUDES(mu_);
   absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) override
       EXCLUDES(mu_);
+  absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from, size_t size_bytes) override
+      EXCLUDES(mu_);
 
  private:
   explicit CudaCopier(std::unique_ptr<CudaStream> stream)
       : stream_(std::move(stream)), checksum_(CudaScratch::Kind::kDevice, stream_->get()) {}
   absl::Status Copy(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind)
       REQUIRES(mu_);
+  absl::StatusOr<uint32_t> CopyAndSum(void* device, const void* from, size_t size_bytes,
+                                      cudaMemcpyKind kind) EXCLUDES(mu_);
 
   Mutex mu_;
   const std::unique_ptr<CudaStream> stream_;

@@ -1,4 +1,4 @@
-// Copies between a device's memory and the host's, beside what the device computes: how a transport
+// Copies to, from and within a device's memory, beside what the device computes: how a transport
 // gets at a pool that no address of the host reaches (memory_kind.h).
 
 #ifndef TANDEM_RUNTIME_BASE_DEVICE_COPIER_H_
@@ -22,6 +22,9 @@ class DeviceCopier {
   virtual absl::Status Download(void* to, const void* device, size_t size_bytes) = 0;
   // Gives the CRC-32C of the bytes as they lie there. Address and size are multiples of 64.
   virtual absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) = 0;
+  // As Upload, of bytes that are on the device already; they do not overlap.
+  virtual absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from,
+                                              size_t size_bytes) = 0;
 };
 
 }  // namespace tandem

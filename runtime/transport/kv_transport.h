@@ -35,7 +35,7 @@ namespace tandem {
 // What a probe found. Bytes per second of whole blocks, checksum included.
 struct LinkReport {
   std::string peer;  // Worker name.
-  std::string path;  // "shared memory", "ucx message", "grpc".
+  std::string path;  // "shared memory", "ucx message", "grpc", "nccl".
   double bytes_per_second = 0;
 };
 
@@ -88,7 +88,7 @@ class KvTransport {
   // All links are destroyed before.
   virtual ~KvTransport() = default;
 
-  virtual std::string_view name() const = 0;  // "ucx" or "grpc".
+  virtual std::string_view name() const = 0;  // "ucx", "grpc" or "nccl".
   virtual const KvPool& pool() const = 0;     // For as long as this lives.
 
   // `peer_target` is where the sender is dialled, host:port; `peer` its name for reports.

@@ -11,9 +11,11 @@ namespace tandem {
 void EngineFlags::Declare(FlagSet* flags) {
   flags->Add("served-model-name", &served_model_name, "NAME",
              "name of the model in requests; empty: the folder's");
-  flags->AddChoice("transport", &transport, {"auto", "ucx", "grpc"},
-                   "moves KV blocks between workers, of which all have the same; auto: ucx, whose "
-                   "pool lies in shared memory, but grpc where the pool is a GPU's");
+  flags->AddChoice(
+      "transport", &transport, {"auto", "ucx", "grpc", "nccl"},
+      "moves KV blocks between workers, of which all have the same; auto: ucx, whose "
+      "pool lies in shared memory, but grpc where the pool is a GPU's; nccl: from GPU to "
+      "GPU, if the build has it");
   flags->Add("kv-memory", &kv_memory, "BYTES",
              "size of a worker's KV pool; 0: room for 16 sequences at their longest, at most half "
              "of what weights, --memory-limit, activations and a reserve leave of the machine's or "

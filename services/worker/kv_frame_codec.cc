@@ -1,6 +1,7 @@
 #include "services/worker/kv_frame_codec.h"
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_wire.h"
 
 namespace tandem {
@@ -59,6 +60,28 @@ class PieceReader {
   size_t offset_ = 0;
 };
 
+// What has the form of a frame, and as much payload as it says.
+absl::StatusOr<FrameView> Decode(const std::vector<std::string_view>& pieces,
+                                 size_t* payload_bytes) {
+  PieceReader reader(pieces);
+  uint8_t tag = 0;
+  uint8_t header[kFrameHeaderBytes];
+  uint64_t length = 0;
+  if (!reader.Byte(&tag) || tag != kHeaderTag || !reader.Varint(&length) ||
+      length != kFrameHeaderBytes || !reader.Bytes(header, kFrameHeaderBytes) ||
+      !reader.Byte(&tag) || tag != kPayloadTag || !reader.Varint(&length)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: not a header of %d bytes and a payload", kFrameHeaderBytes));
+  }
+  FrameView view{.header = UnpackFrameHeader(header)};
+  view.payload = reader.Rest(payload_bytes);
+  if (*payload_bytes != length) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: %d bytes of payload, its length says %d", *payload_bytes, length));
+  }
+  return view;
+}
+
 }  // namespace
 
 std::string EncodeFramePrefix(const FrameHeader& header, uint32_t payload_bytes) {
@@ -79,25 +102,19 @@ std::string EncodeFramePrefix(const FrameHeader& header, uint32_t payload_bytes)
 }
 
 absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& pieces) {
-  PieceReader reader(pieces);
-  uint8_t tag = 0;
-  uint8_t header[kFrameHeaderBytes];
-  uint64_t length = 0;
-  if (!reader.Byte(&tag) || tag != kHeaderTag || !reader.Varint(&length) ||
-      length != kFrameHeaderBytes || !reader.Bytes(header, kFrameHeaderBytes) ||
-      !reader.Byte(&tag) || tag != kPayloadTag || !reader.Varint(&length)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("frame: not a header of %d bytes and a payload", kFrameHeaderBytes));
-  }
-  FrameView view{.header = UnpackFrameHeader(header)};
   size_t payload_bytes = 0;
-  view.payload = reader.Rest(&payload_bytes);
-  if (payload_bytes != length || length != view.header.length_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("frame: %d bytes of payload, its length says %d, its header %d",
-                        payload_bytes, length, view.header.length_bytes));
-  }
-  return view;
+  TANDEM_ASSIGN_OR_RETURN(FrameView view, Decode(pieces, &payload_bytes));
+  if (payload_bytes == view.header.length_bytes) return view;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "frame: %d bytes of payload, its header says %d", payload_bytes, view.header.length_bytes));
+}
+
+absl::StatusOr<FrameView> DecodeLoneHeader(const std::vector<std::string_view>& pieces) {
+  size_t payload_bytes = 0;
+  TANDEM_ASSIGN_OR_RETURN(FrameView view, Decode(pieces, &payload_bytes));
+  if (payload_bytes == 0) return view;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("frame: %d bytes of payload, and it comes by another path", payload_bytes));
 }
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/peer_terms.h"
+#include "runtime/transport/nccl/nccl_transport.h"
 #include "runtime/transport/stream/stream_transport.h"
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/http/admin_pages.h"
@@ -139,21 +140,28 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
         transport_, UcxTransport::Create(options, receiver_.get(), transport_events_.get()));
     return absl::OkStatus();
   }
-  if (config.transport == "grpc") {
-    auto carrier = std::make_unique<GrpcFrameCarrier>(
-        GrpcFrameOptions{.block_bytes = config.engine.kv.block_bytes,
-                         .liveness_scale = config.liveness_scale,
-                         .door = door_.get(),
-                         .secret = secret_,
-                         .tls = tls_.get()});
-    kv_service_ = carrier->service();
+  const bool nccl = config.transport == "nccl";
+  if (config.transport != "grpc" && !nccl) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("transport: \"%s\", want \"ucx\", \"grpc\" or \"nccl\"", config.transport));
+  }
+  auto carrier = std::make_unique<GrpcFrameCarrier>(
+      GrpcFrameOptions{.block_bytes = nccl ? 0 : config.engine.kv.block_bytes,
+                       .liveness_scale = config.liveness_scale,
+                       .door = door_.get(),
+                       .secret = secret_,
+                       .tls = tls_.get()});
+  kv_service_ = carrier->service();
+  if (nccl) {
+    TANDEM_ASSIGN_OR_RETURN(
+        transport_, NcclTransport::Create({.pool = pool, .api = config.nccl}, std::move(carrier),
+                                          receiver_.get(), transport_events_.get()));
+  } else {
     TANDEM_ASSIGN_OR_RETURN(transport_,
                             StreamTransport::Create(pool, std::move(carrier), receiver_.get(),
                                                     transport_events_.get()));
-    return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("transport: \"%s\", want \"ucx\" or \"grpc\"", config.transport));
+  return absl::OkStatus();
 }
 
 absl::Status Worker::OpenServer(const WorkerConfig& config) {

@@ -19,6 +19,7 @@
 #include "runtime/base/memory_budget.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transport/kv_transport.h"
+#include "runtime/transport/nccl/nccl_api.h"
 #include "services/server/fleet_tls.h"
 #include "services/server/listen_address.h"
 #include "services/server/metrics_registry.h"
@@ -31,12 +32,13 @@ struct WorkerConfig {
   WorkerRegistration registration;  // What `engine` and `transport` say is filled in.
   std::string listen = "127.0.0.1:0";
   std::optional<ListenAddress> admin;
-  std::string transport;    // "ucx" or "grpc".
+  std::string transport;    // "ucx", "grpc" or "nccl".
   std::string ucx_devices;  // Empty: shared memory of this host only.
   // A KV pool in a device's memory, and who copies its blocks; both outlive the worker. Null: one
   // of the host's, which the transport allocates, as its peers may map it.
   DevicePtr<std::byte> device_pool;
   DeviceCopier* device_copier = nullptr;
+  NcclApi* nccl = nullptr;  // The transport's, if it is "nccl"; outlives the worker.
   double liveness_scale = 1;
   FleetSecret secret;  // Proven by every internal call and KV link.
   FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.

@@ -37,6 +37,9 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
             "this host only");
+  flags.Add("nccl-interface", &options->nccl_interface, "NAME",
+            "interface on which NCCL listens and dials, for peers on other hosts; empty: loopback, "
+            "this host only");
   flags.Add("machine-share", &options->machine_share, "N",
             "workers that share this machine: memory is divided by it, and threads of prefill "
             "workers let others go first",

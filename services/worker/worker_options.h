@@ -26,6 +26,7 @@ struct WorkerOptions : SizeOptions {
   std::string admin;
   bool insecure_public_listen = false;
   std::string ucx_devices;
+  std::string nccl_interface;
   FleetFlags fleet;
   int32_t drain_seconds = kWorkerDrainSeconds;
 };

@@ -24,6 +24,11 @@ absl::StatusOr<std::string> TransportOf(const std::string& transport, const Back
 absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const Backend& backend) {
   WorkerMemory memory;
   TANDEM_ASSIGN_OR_RETURN(memory.device, backend.MeasureMemory());
+  if (transport == "nccl" && backend.pool_kind() != MemoryKind::kDevice) {
+    return absl::InvalidArgumentError(
+        "--transport: nccl moves a GPU's memory, and the KV pool is the host's; choose grpc or "
+        "ucx");
+  }
   if (transport != "ucx") return memory;
   RemoveAbandonedPools();
   TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());

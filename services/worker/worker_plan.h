@@ -15,7 +15,7 @@
 namespace tandem {
 
 struct WorkerPlan {
-  std::string transport;  // "ucx" or "grpc".
+  std::string transport;  // "ucx", "grpc" or "nccl".
   ModelOptions model_options;
   ModelPlan model;
   KvLayout layout;

@@ -35,6 +35,7 @@ constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
 
 // Everything of one worker process, in the order of construction.
 struct Process {
+  std::unique_ptr<NcclApi> nccl;  // Null unless --transport says so.
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;
   DeviceBuffer pool;                     // Empty where the transport has it.
@@ -60,6 +61,9 @@ void WarnOfTheNetwork(const WorkerOptions& options, const std::string& transport
   const bool tls = options.fleet.tls.configured();
   if (tls && transport == "ucx" && !options.ucx_devices.empty()) {
     LogWarning("UCX does not encrypt KV blocks", {{"ucx_devices", options.ucx_devices}});
+  }
+  if (tls && transport == "nccl" && !options.nccl_interface.empty()) {
+    LogWarning("NCCL does not encrypt KV blocks", {{"nccl_interface", options.nccl_interface}});
   }
   if (!tls && secret.configured() && !ListensOnLoopback(options)) {
     LogWarning("connections are authenticated but not encrypted", {{"listen", options.listen}});
@@ -154,10 +158,13 @@ ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) 
 
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                     const BackendFactory& create_backend,
-                                    const FleetSecret& secret) {
+                                    const NcclFactory& open_nccl, const FleetSecret& secret) {
   TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
+  if (options.transport == "nccl") {
+    TANDEM_ASSIGN_OR_RETURN(process.nccl, open_nccl(options.nccl_interface));
+  }
   const int32_t threads = NumThreads(options, machine);
   TANDEM_ASSIGN_OR_RETURN(process.backend, create_backend({.device = options.device,
                                                            .isa = options.isa,
@@ -177,6 +184,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
   TANDEM_ASSIGN_OR_RETURN(WorkerConfig config,
                           ConfigOf(options, secret, machine, plan, engine, fingerprints));
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
+  config.nccl = process.nccl.get();
   TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));
   LogInfo("serving", {{"port", process.worker->port()},
                       {"admin", process.worker->admin_port()},
@@ -214,9 +222,9 @@ void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worke
 }
 
 absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_backend,
-                   const FleetSecret& secret, StopSignal* stop) {
+                   const NcclFactory& open_nccl, const FleetSecret& secret, StopSignal* stop) {
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
-  absl::StatusOr<Process> process = StartWorker(options, create_backend, secret);
+  absl::StatusOr<Process> process = StartWorker(options, create_backend, open_nccl, secret);
   stop->Serving();
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
@@ -227,21 +235,23 @@ absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_ba
 }  // namespace
 
 int RunWorkerProcess(const std::vector<std::string>& arguments,
-                     const BackendFactory& create_backend) {
+                     const BackendFactory& create_backend, const NcclFactory& open_nccl) {
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
   FleetSecret secret;
-  return RunProgram(
-      arguments,
-      {.name = "tandem-worker",
-       .flags = &flags,
-       .check = [&]() -> absl::Status {
-         TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
-         TANDEM_ASSIGN_OR_RETURN(secret, options.fleet.Open());
-         return absl::OkStatus();
-       },
-       .log_name = [&] { return options.name; },
-       .run = [&](StopSignal* stop) { return Serve(options, create_backend, secret, stop); }});
+  return RunProgram(arguments, {.name = "tandem-worker",
+                                .flags = &flags,
+                                .check = [&]() -> absl::Status {
+                                  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+                                  TANDEM_ASSIGN_OR_RETURN(secret, options.fleet.Open());
+                                  return absl::OkStatus();
+                                },
+                                .log_name = [&] { return options.name; },
+                                .run =
+                                    [&](StopSignal* stop) {
+                                      return Serve(options, create_backend, open_nccl, secret,
+                                                   stop);
+                                    }});
 }
 
 }  // namespace tandem

@@ -11,16 +11,20 @@
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 #include "kernels/create_backend.h"
+#include "runtime/transport/nccl/nccl_library.h"
 
 namespace tandem {
 
 using BackendFactory =
     std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendOptions&)>;
+using NcclFactory =
+    std::function<absl::StatusOr<std::unique_ptr<NcclApi>>(const std::string& interface)>;
 
 // Until it is told to stop; the exit status. Computes with what `create_backend` makes of the
-// flags: CreateBackend but in tests.
+// flags, and moves blocks with what `open_nccl` does where --transport says so: CreateBackend and
+// OpenNccl but in tests.
 int RunWorkerProcess(const std::vector<std::string>& arguments,
-                     const BackendFactory& create_backend);
+                     const BackendFactory& create_backend, const NcclFactory& open_nccl = OpenNccl);
 
 }  // namespace tandem
 

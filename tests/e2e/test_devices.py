@@ -45,11 +45,31 @@ def test_blocks_move_from_and_to_a_device(tmp_path, hybrid, device, flags, trans
         wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > 0, 10, "blocks have moved")
 
 
-@pytest.mark.parametrize("device", ["fenced", "beyond"])
-def test_streams_survive_kills_on_both_sides_of_the_fence(tmp_path, hybrid, device):
+# What stands in for NCCL reaches memory beyond the fence alone (tests/support/fake_nccl.h).
+@pytest.mark.parametrize("victim_role", ["prefill", "decode"])
+def test_blocks_move_over_nccl_and_again_after_a_kill(tmp_path, hybrid, victim_role):
+    requests = mixed_requests(seed=44, count=6)
+    want = [ask(hybrid, request) for request in requests]
+    workers = [worker(tmp_path, f"beyond-{role}", f"--role={role}", "--transport=nccl") for role in ("prefill", "decode")]
+    with workers[0], workers[1], Router(tmp_path, workers, "--disaggregate=always") as router:
+        for role in ("prefill", "decode"):
+            router.wait_alive(role, 1)
+        for _ in range(2):  # The second time over links with another life of the one that was killed.
+            before = router.total("tandem_kv_transfer_bytes_total")
+            assert [ask(router, request) for request in requests] == want
+            wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > before, 10, "blocks have moved")
+            victim = workers[["prefill", "decode"].index(victim_role)]
+            victim.kill()
+            victim.start()
+            router.wait_alive(victim_role, 1)
+
+
+@pytest.mark.parametrize("device, other, transport",
+                         [("fenced", "cpu", "grpc"), ("beyond", "cpu", "grpc"), ("beyond-0", "beyond-1", "nccl")])
+def test_streams_survive_kills_on_both_sides_of_the_fence(tmp_path, hybrid, device, other, transport):
     requests = mixed_requests(seed=42, count=10)
     want = [ask(hybrid, request) for request in requests]
-    workers = [worker(tmp_path, name, "--transport=grpc") for name in (device, "cpu")]
+    workers = [worker(tmp_path, name, f"--transport={transport}") for name in (device, other)]
     with workers[0], workers[1], Router(tmp_path, workers) as router:
         router.wait_alive("hybrid", 2)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:

@@ -441,6 +441,18 @@ TEST(WorkerServicesTest, ADevicesPoolIsRefusedToUcxBeforeWeightsAreLoaded) {
   EXPECT_EXIT(serve(), testing::ExitedWithCode(2), "--transport: ucx moves the host's memory");
 }
 
+// By a build without it as by one that has it and no GPU here.
+TEST(WorkerServicesTest, NcclIsRefusedByNameBeforeWeightsAreLoaded) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto serve = [] {
+    std::exit(RunWorkerProcess({"--model=" TANDEM_TEST_DATA "/demo_model", "--name=device",
+                                "--listen=127.0.0.1:0", "--threads=1", "--transport=nccl"},
+                               CreateBackend));
+  };
+  EXPECT_EXIT(serve(), testing::ExitedWithCode(2),
+              "--transport: nccl (is not in this build|moves a GPU's memory)");
+}
+
 TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
   auto worker = StartWorker("hybrid", {});
   Router router(*worker);

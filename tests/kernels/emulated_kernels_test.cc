@@ -273,9 +273,18 @@ TEST_F(EmulatedKernelsTest, ATransportCopiesBlocksBesideTheStepsAndKnowsWhatLies
   ASSERT_OK((*copier)->Download(back.data(), block(1), kBytes));
   EXPECT_EQ(back, bytes);
   ASSERT_OK(gpu->Synchronize());
+  const auto moved = (*copier)->CopyWithin(block(0), block(1), kBytes);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ(*moved, *crc32c);
+  back.assign(kBytes, std::byte{0});
+  ASSERT_OK((*copier)->Download(back.data(), block(0), kBytes));
+  EXPECT_EQ(back, bytes);
   for (int call = 1; call <= 3; ++call) {
     emulated::FailCall(call, cudaErrorUnknown);
     EXPECT_TRUE(absl::IsInternal((*copier)->Upload(block(1), bytes.data(), kBytes).status()))
+        << call;
+    emulated::FailCall(call, cudaErrorUnknown);
+    EXPECT_TRUE(absl::IsInternal((*copier)->CopyWithin(block(0), block(1), kBytes).status()))
         << call;
   }
   emulated::FailCall(1, cudaErrorUnknown);

@@ -89,6 +89,13 @@ TEST_F(FencedBackendTest, APoolOfItsOwnHasACopierThatWaitsForNoStep) {
   ASSERT_OK(far->Synchronize());
   ASSERT_OK((*copier)->Download(back.data(), OnHost(pool->data()), 128));
   EXPECT_EQ(back[0], 2.5f);
+  const std::vector<float> others(16, 7.5f);
+  ASSERT_TRUE((*copier)->Upload(block, others.data(), 64).ok());
+  const auto moved = (*copier)->CopyWithin(OnHost(pool->data()), block, 64);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ(*moved, Crc32c(others.data(), 64));
+  ASSERT_OK((*copier)->Download(back.data(), OnHost(pool->data()), 128));
+  EXPECT_EQ(back, std::vector<float>(32, 7.5f));
 }
 
 TEST_F(FencedBackendTest, AResultIsThereOnceItWasWaitedForAndNoSooner) {

@@ -1,11 +1,15 @@
-// tandem-worker on a fenced device (kernels/fenced), for end-to-end tests.
+// tandem-worker on a fenced device (kernels/fenced), with what stands in for NCCL, for end-to-end
+// tests.
 
 #include "services/worker/worker_process.h"
+#include "tests/support/fake_nccl.h"
 
 int main(int argc, char** argv) {
-  return tandem::RunWorkerProcess(std::vector<std::string>(argv + 1, argv + argc),
-                                  [](tandem::BackendOptions options) {
-                                    options.device = TANDEM_FENCED_DEVICE;
-                                    return tandem::CreateBackend(options);
-                                  });
+  return tandem::RunWorkerProcess(
+      std::vector<std::string>(argv + 1, argv + argc),
+      [](tandem::BackendOptions options) {
+        options.device = TANDEM_FENCED_DEVICE;
+        return tandem::CreateBackend(options);
+      },
+      [](const std::string& interface) { return std::make_unique<tandem::FakeNccl>(); });
 }

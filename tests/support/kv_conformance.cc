@@ -102,6 +102,7 @@ TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
   link.outbound->Send(header, 0, 1);
   ASSERT_TRUE(to->recorder.WaitForReceived(1));
   EXPECT_EQ(to->recorder.received()[0].outcome, FrameOutcome::kCorrupt);
+  ASSERT_TRUE(from->recorder.WaitForSent(1));  // Its block may be read until then.
   HostBlock(from->transport->pool(), 0)[12'345] ^= std::byte{4};
   link.outbound->Send(header, 0, 2);
   ASSERT_TRUE(to->recorder.WaitForReceived(2));

@@ -46,6 +46,9 @@ class FarMemory final : public DeviceCopier {
     std::memcpy(Across(device), from, size_bytes);
     return Crc32c(Across(device), size_bytes);
   }
+  absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from, size_t size_bytes) override {
+    return Upload(device, Across(from), size_bytes);
+  }
 
   std::atomic<bool> broken = false;
   std::atomic<int64_t> copies = 0;

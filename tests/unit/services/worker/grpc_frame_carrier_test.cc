@@ -5,14 +5,41 @@
 #include <string>
 #include <vector>
 
+#include "runtime/transport/nccl/nccl_transport.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/kv_conformance.h"
 #include "tests/unit/services/worker/grpc_side.h"
 
 namespace tandem {
 
+// Headers over gRPC, blocks over what stands in for NCCL.
+class NcclGrpcSide final : public GrpcSide {
+ public:
+  explicit NcclGrpcSide(int32_t num_blocks) : GrpcSide(FleetSecret(), /*frame_bytes=*/0) {
+    Open([&](std::unique_ptr<FrameCarrier> carrier) {
+      return NcclTransport::Create(
+          {.pool = {.base = FarMemory::Across(AllocatePool(num_blocks)),
+                    .kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes},
+                    .memory = MemoryKind::kDevice,
+                    .copier = &far_memory},
+           .api = &nccl_},
+          std::move(carrier), &receiver, &recorder);
+    });
+  }
+  ~NcclGrpcSide() override { Shutdown(); }
+
+ private:
+  FakeNccl nccl_;
+};
+
 std::vector<KvKind> KvKinds() {
-  return {{.name = "grpc", .path = "grpc", .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+  return {{.name = "grpc",
+           .path = "grpc",
+           .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
              return std::make_unique<GrpcSide>(num_blocks);
+           }},
+          {.name = "nccl", .path = "nccl", .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+             return std::make_unique<NcclGrpcSide>(num_blocks);
            }}};
 }
 

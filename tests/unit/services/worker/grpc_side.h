@@ -20,36 +20,52 @@
 namespace tandem {
 
 // A transport with its server.
-class GrpcSide final : public Side {
+class GrpcSide : public Side {
  public:
-  explicit GrpcSide(int32_t num_blocks, const FleetSecret& secret = {}) : door_(secret) {
+  explicit GrpcSide(int32_t num_blocks, const FleetSecret& secret = {})
+      : GrpcSide(secret, kBlockBytes) {
+    Open([&](std::unique_ptr<FrameCarrier> carrier) {
+      return StreamTransport::Create({.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}},
+                                     std::move(carrier), &receiver, &recorder);
+    });
+  }
+  ~GrpcSide() override { Shutdown(); }
+
+ protected:
+  // `frame_bytes`: of payload.
+  GrpcSide(const FleetSecret& secret, int64_t frame_bytes)
+      : door_(secret), secret_(secret), frame_bytes_(frame_bytes) {}
+
+  // `create` makes the transport over a carrier, or says why not.
+  template <typename Create>
+  void Open(const Create& create) {
     [[maybe_unused]] static const bool held = [] {
       grpc_init();  // gRPC's global shutdown between tests takes up to 10 s.
       return true;
     }();
     auto carrier =
-        std::make_unique<GrpcFrameCarrier>(GrpcFrameOptions{.block_bytes = kBlockBytes,
+        std::make_unique<GrpcFrameCarrier>(GrpcFrameOptions{.block_bytes = frame_bytes_,
                                                             .liveness_scale = kLivenessScale,
                                                             .door = &door_,
-                                                            .secret = secret});
+                                                            .secret = secret_});
     grpc::ServerBuilder builder;
     ConfigureServer(kLivenessScale, &builder);
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(carrier->service());
     builder.RegisterService(door_.service());
-    auto made =
-        StreamTransport::Create({.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}},
-                                std::move(carrier), &receiver, &recorder);
+    auto made = create(std::move(carrier));
     if (!made.ok()) ADD_FAILURE() << made.status();
     transport = *std::move(made);
     server_ = builder.BuildAndStart();
     target = "127.0.0.1:" + std::to_string(port);
     door_.ListensOn(target);
   }
-  ~GrpcSide() override {
+  void Shutdown() {
+    if (server_ == nullptr) return;
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
     server_->Wait();
+    server_.reset();
     transport.reset();
   }
 
@@ -59,6 +75,8 @@ class GrpcSide final : public Side {
   static constexpr double kLivenessScale = 5;
 
   TestDoor door_;
+  const FleetSecret secret_;
+  const int64_t frame_bytes_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -131,7 +131,8 @@ TEST(WorkerOptionsTest, FlagsOfTheProcessAreKeptAsTheyWereGiven) {
           .Parse({"--model=folder", "--name=n", "--incarnation=7", "--ended=5:crash",
                   "--role=decode", "--listen=10.0.0.1:1", "--admin=10.0.0.1:2", "--port-file=/port",
                   "--insecure-public-listen", "--fleet-secret-file=/secret", "--ucx-devices=eth0",
-                  "--machine-share=2", "--memory-limit=64MiB", "--drain-seconds=40"})
+                  "--nccl-interface=eth1", "--machine-share=2", "--memory-limit=64MiB",
+                  "--drain-seconds=40"})
           .ok());
   EXPECT_EQ(options.model, "folder");
   EXPECT_EQ(options.name, "n");
@@ -144,6 +145,7 @@ TEST(WorkerOptionsTest, FlagsOfTheProcessAreKeptAsTheyWereGiven) {
   EXPECT_TRUE(options.insecure_public_listen);
   EXPECT_EQ(options.fleet.secret_file, "/secret");
   EXPECT_EQ(options.ucx_devices, "eth0");
+  EXPECT_EQ(options.nccl_interface, "eth1");
   EXPECT_EQ(options.machine_share, 2);
   EXPECT_EQ(options.memory_limit.bytes, 64 << 20);
   EXPECT_EQ(options.drain_seconds, 40);
@@ -152,11 +154,26 @@ TEST(WorkerOptionsTest, FlagsOfTheProcessAreKeptAsTheyWereGiven) {
 TEST(WorkerOptionsTest, HelpNamesEveryFlagWithItsDefault) {
   WorkerOptions options;
   const std::string help = WorkerFlags(&options).Help();
-  for (const char* flag :
-       {"--model", "--name", "--role", "--listen", "--transport", "--ucx-devices", "--kv-memory",
-        "--max-model-len", "--max-num-seqs", "--block-size", "--threads", "--dtype", "--isa",
-        "--load-format", "--cache-dir", "--served-model-name", "--liveness-scale",
-        "--max-batched-tokens", "--port-file"}) {
+  for (const char* flag : {"--model",
+                           "--name",
+                           "--role",
+                           "--listen",
+                           "--transport",
+                           "--ucx-devices",
+                           "--nccl-interface",
+                           "--kv-memory",
+                           "--max-model-len",
+                           "--max-num-seqs",
+                           "--block-size",
+                           "--threads",
+                           "--dtype",
+                           "--isa",
+                           "--load-format",
+                           "--cache-dir",
+                           "--served-model-name",
+                           "--liveness-scale",
+                           "--max-batched-tokens",
+                           "--port-file"}) {
     EXPECT_THAT(help, HasSubstr(flag));
   }
 }

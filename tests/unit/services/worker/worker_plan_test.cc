@@ -103,5 +103,10 @@ TEST_F(WorkerPlanTest, SharedMemoryIsMeasuredWhereThePoolIsThere) {
   EXPECT_THAT(Refusal(), HasSubstr("the ucx transport keeps its pools in /dev/shm"));
 }
 
+TEST_F(WorkerPlanTest, NcclMovesNoMemoryOfTheHosts) {
+  options_.transport = "nccl";
+  EXPECT_THAT(Refusal(), HasSubstr("nccl moves a GPU's memory"));
+}
+
 }  // namespace
 }  // namespace tandem

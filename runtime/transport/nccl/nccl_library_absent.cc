@@ -1,0 +1,11 @@
+#include "runtime/transport/nccl/nccl_library.h"
+
+namespace tandem {
+
+absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(const std::string& interface) {
+  return absl::FailedPreconditionError(
+      "--transport: nccl is not in this build, which was made without CUDA or did not find NCCL; "
+      "choose grpc");
+}
+
+}  // namespace tandem

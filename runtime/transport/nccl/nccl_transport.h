@@ -1,0 +1,111 @@
+// KvTransport from GPU to GPU over NCCL.
+//
+// A link has a communicator of its own, of two ranks. Headers come down a stream of frames that the
+// receiver dials (stream/frame_stream.h), which proves both ends, ends with either, and has no
+// payloads here; each is followed by its block, over NCCL, in the same order, and every block is as
+// long as every other. So the receiver takes one block for each header, and cannot take another's:
+//
+//   sender:    header down the stream, Send out of the pool     one block an operation,
+//   receiver:  for each header: Recv into a slot of its own     at most NcclPair::kWindow a link
+//              arrived: FrameSink::Begin, copied into its place, checksummed there; or dropped
+//
+// NCCL writes to slots alone, never to a block of the pool. Each link that has a peer has a thread,
+// which makes all calls of NCCL for it; one more makes unique ids ahead of time.
+
+#ifndef TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
+#define TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
+
+#include <chrono>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/mutex.h"
+#include "runtime/transport/frame_sink.h"
+#include "runtime/transport/kv_transport.h"
+#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/stream/frame_stream.h"
+
+namespace tandem {
+
+struct NcclOptions {
+  KvPool pool;                              // In a device's memory.
+  NcclApi* api = nullptr;                   // Outlives the transport.
+  std::chrono::milliseconds stall{20'000};  // A link on which nothing moves for as long is lost.
+};
+
+class NcclTransport final : public KvTransport, private FrameServer {
+ public:
+  // `receiver` and `listener` outlive the transport. Errors of CheckPool; FailedPrecondition if the
+  // pool is the host's, or NCCL does not work; ResourceExhausted if the device has no memory left.
+  static absl::StatusOr<std::unique_ptr<NcclTransport>> Create(
+      const NcclOptions& options, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
+      Listener* listener);
+  // Nobody dials the carrier any more. Waits for NCCL and the carrier to let go of the pool.
+  ~NcclTransport() override;
+
+  std::string_view name() const override { return "nccl"; }
+  const KvPool& pool() const override { return options_.pool; }
+  absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,
+                                                         const std::string& peer_target,
+                                                         LostCallback on_lost) override;
+  // Unavailable while no unique id is ready: NCCL is behind in making them.
+  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& receiver_address,
+                                                           LostCallback on_lost) override;
+
+ private:
+  class Retained;
+  class Link;
+  class SendLink;
+  class Source;
+  class Outbound;
+  class ReceiveLink;
+  class Inbound;
+
+  NcclTransport(const NcclOptions& options, std::unique_ptr<FrameCarrier> carrier,
+                KvReceiver* receiver, Listener* listener);
+
+  std::unique_ptr<FrameSource> Accept(FrameStream* stream) override;
+  // The link that waits for a stream, which it waits for no more. Null if there is none.
+  std::shared_ptr<SendLink> Forget(const std::string& token) EXCLUDES(mu_);
+
+  // Gives the link a thread, or closes it.
+  void Start(const std::shared_ptr<Link>& link) EXCLUDES(mu_);
+  // Makes ids, and joins the threads of links that have ended.
+  void Keep() EXCLUDES(mu_);
+  std::list<std::thread> TakeEnded() REQUIRES(mu_);
+  absl::Status MakeId() EXCLUDES(mu_);
+
+  size_t block_bytes() const { return static_cast<size_t>(options_.pool.kv.block_bytes); }
+  // Slots of a receiving link. What has been given back is given out again: to free memory waits
+  // for all that the device does.
+  absl::StatusOr<std::byte*> TakeSlots() EXCLUDES(mu_);
+  void GiveBackSlots(std::byte* slots) EXCLUDES(mu_);
+
+  const NcclOptions options_;
+  NcclApi* const api_;
+  Listener* const listener_;
+  const FrameSink sink_;
+  std::byte* probe_ = nullptr;  // The device's: a block of zeros.
+
+  Mutex mu_;
+  CondVar changed_;
+  bool stopping_ GUARDED_BY(mu_) = false;
+  int64_t retained_ GUARDED_BY(mu_) = 0;  // What threads and the carrier hold of ours.
+  std::map<std::string, std::shared_ptr<SendLink>> awaited_ GUARDED_BY(mu_);  // By token.
+  std::vector<NcclUniqueId> ids_ GUARDED_BY(mu_);                             // Told to nobody yet.
+  std::chrono::steady_clock::time_point next_id_ GUARDED_BY(mu_);  // Not before: the last failed.
+  std::vector<std::byte*> free_slots_ GUARDED_BY(mu_);
+  std::list<std::thread> threads_ GUARDED_BY(mu_);  // One a link.
+  std::vector<std::thread::id> ended_ GUARDED_BY(mu_);
+  std::thread keeper_;
+  const std::unique_ptr<FrameCarrier> carrier_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_TRANSPORT_H_

@@ -1,0 +1,446 @@
+#include "runtime/transport/nccl/nccl_transport.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/transport/frame_wire.h"
+#include "runtime/transport/nccl/nccl_address.h"
+#include "runtime/transport/nccl/nccl_pair.h"
+#include "tests/support/kv_conformance.h"
+#include "tests/unit/runtime/transport/nccl_side.h"
+
+namespace tandem {
+
+std::vector<KvKind> KvKinds() {
+  return {{.name = "nccl",
+           .path = "nccl",
+           .crosses_processes = false,
+           .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+             return std::make_unique<NcclSide>(num_blocks);
+           }}};
+}
+
+namespace {
+
+using Call = FakeNccl::Call;
+
+constexpr std::chrono::milliseconds kShort(1000);  // Until a link that stands still is given up.
+const int64_t kProbes = NumProbes(kBlockBytes);
+
+// Sends `block` as ordinal `block`, with that number too.
+void Send(NcclSide* from, KvOutbound* outbound, Reservation reservation, int32_t block) {
+  outbound->Send(HeaderFor(from->transport->pool(), block, reservation, block), block,
+                 static_cast<uint64_t>(block));
+}
+
+// A fresh link between them moves a block, with the number `send_id`.
+void ExpectAnotherLinkWorks(NcclSide* from, NcclSide* to, uint64_t send_id) {
+  const size_t before = to->recorder.received().size();
+  const size_t sent = from->recorder.sent().size();
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 1));
+  Link link = Connect(from, to);
+  link.outbound->Send(HeaderFor(from->transport->pool(), 0, reservation, 0), 0, send_id);
+  ASSERT_TRUE(to->recorder.WaitForReceived(before + 1));
+  EXPECT_EQ(to->recorder.received().back().outcome, FrameOutcome::kVerified);
+  EXPECT_TRUE(from->recorder.WaitForSent(sent + 1));
+}
+
+TEST(NcclTransportTest, FramesOfManyLinksAtOnceAreNotMixed) {
+  constexpr int32_t kBlocks = 48, kLinks = 3;
+  const auto seed = static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  Random random(seed);
+  NcclSide left(kBlocks * 2), right(kBlocks * 2);
+  FillPool(left.transport->pool(), seed + 1);
+  FillPool(right.transport->pool(), seed + 2);
+  // Both ways, and several of a pair: the first half of a pool is sent, the second received.
+  struct Way {
+    NcclSide* from;
+    NcclSide* to;
+    Link link;
+    Reservation open, stale;
+  };
+  std::vector<Way> ways;
+  for (int32_t i = 0; i < 2 * kLinks; ++i) {
+    Way way{.from = i % 2 == 0 ? &left : &right, .to = i % 2 == 0 ? &right : &left};
+    const int32_t first = kBlocks + i / 2 * (kBlocks / kLinks);
+    way.stale = way.to->receiver.Open(kJob, 0, Range(first, first + kBlocks / kLinks));
+    way.to->receiver.Close(way.stale);
+    way.open = way.to->receiver.Open(kJob, 0, Range(first, first + kBlocks / kLinks));
+    way.link = Connect(way.from, way.to);
+    ways.push_back(std::move(way));
+  }
+  uint64_t stale_id = 1000;
+  for (int32_t ordinal = 0; ordinal < kBlocks / kLinks; ++ordinal) {
+    for (int32_t i = 0; i < 2 * kLinks; ++i) {
+      Way& way = ways[static_cast<size_t>(i)];
+      const int32_t block = i / 2 * (kBlocks / kLinks) + ordinal;
+      const KvPool& pool = way.from->transport->pool();
+      while (random.Below(3) == 0) {
+        way.link.outbound->Send(HeaderFor(pool, block, way.stale, ordinal), block, stale_id++);
+      }
+      way.link.outbound->Send(HeaderFor(pool, block, way.open, ordinal), block,
+                              static_cast<uint64_t>(block));
+    }
+  }
+  for (NcclSide* const to : {&left, &right}) {
+    ASSERT_TRUE(to->recorder.WaitForReceived(kBlocks));
+    EXPECT_EQ(to->recorder.received().size(), static_cast<size_t>(kBlocks));
+    for (const ReceivedFrame& frame : to->recorder.received()) {
+      EXPECT_EQ(frame.outcome, FrameOutcome::kVerified);
+    }
+    const KvPool& from = (to == &left ? right : left).transport->pool();
+    for (int32_t i = 0; i < kBlocks; ++i) {
+      EXPECT_EQ(std::memcmp(HostBlock(from, i), HostBlock(to->transport->pool(), kBlocks + i),
+                            kBlockBytes),
+                0)
+          << i;
+    }
+  }
+}
+
+TEST(NcclTransportTest, NothingIsReceivedBeforeItsHeader) {
+  NcclSide from(4), to(4);
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  EXPECT_EQ(to.nccl.calls(Call::kRecv), kProbes);
+  EXPECT_EQ(from.nccl.calls(Call::kSend), kProbes);
+}
+
+TEST(NcclTransportTest, SlotsOfALinkAreTheNextOnes) {
+  NcclSide from(4), to(4);
+  for (uint64_t i = 0; i < 5; ++i) {
+    ExpectAnotherLinkWorks(&from, &to, i);
+    // The link's end is its thread's.
+    ASSERT_TRUE(to.nccl.WaitForComms(0));
+    ASSERT_TRUE(to.nccl.WaitForCalls(Call::kStreamSynchronize, static_cast<int64_t>(i) + 1));
+  }
+  EXPECT_LE(to.nccl.calls(Call::kMalloc), 3) << "a block of zeros, and one or two links' slots";
+}
+
+TEST(NcclTransportTest, WhatCannotBeIsRefusedWhenItIsMade) {
+  const auto make = [](Side* side, KvPool pool, FakeNccl* nccl) {
+    return NcclTransport::Create({.pool = pool, .api = nccl},
+                                 std::make_unique<LocalCarrier>("none"), &side->receiver,
+                                 &side->recorder)
+        .status();
+  };
+  struct Bare : Side {
+  } side;
+  FakeNccl nccl;
+  const KvPool pool = FarPool(&side, 4);
+  KvPool hosts = pool;
+  hosts.memory = MemoryKind::kHost;
+  EXPECT_TRUE(absl::IsFailedPrecondition(make(&side, hosts, &nccl)));
+  EXPECT_EQ(nccl.calls(Call::kGetUniqueId), 0);
+  nccl.Fail(Call::kGetUniqueId);
+  EXPECT_TRUE(absl::IsFailedPrecondition(make(&side, pool, &nccl)));
+  nccl.Fail(Call::kMalloc);
+  EXPECT_TRUE(absl::IsResourceExhausted(make(&side, pool, &nccl)));
+  side.far_memory.broken = true;
+  EXPECT_TRUE(absl::IsInternal(make(&side, pool, &nccl)));
+  side.far_memory.broken = false;
+  EXPECT_TRUE(make(&side, pool, &nccl).ok());
+  nccl.RepeatIds();
+  EXPECT_TRUE(absl::IsFailedPrecondition(make(&side, pool, &nccl)));
+}
+
+TEST(NcclTransportTest, AnAnswerForAnotherLinkIsRefused) {
+  NcclSide from(4), to(4);
+  const auto inbound = to.transport->OpenInbound("sender", from.target, to.OnLost());
+  NcclAddress answer{.token = std::string(NcclAddress::kTokenBytes, 't'),
+                     .block_bytes = kBlockBytes};
+  answer.id.emplace();
+  (*inbound)->Attach(EncodeNcclAddress(answer));
+  ASSERT_EQ(to.recorder.lost().size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(to.recorder.lost()[0]));
+  EXPECT_EQ(to.nccl.num_comms(), 0);
+  answer.id.reset();
+  answer.block_bytes = kBlockBytes / 2;
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      from.transport->OpenOutbound(EncodeNcclAddress(answer), nullptr).status()));
+}
+
+TEST(NcclTransportTest, ALinkIsRefusedAtOnceWhileThereIsNoUniqueId) {
+  NcclSide from(4), to(4);
+  from.nccl.Hang(Call::kGetUniqueId);
+  std::vector<std::unique_ptr<KvOutbound>> outbounds;
+  std::vector<std::unique_ptr<KvInbound>> inbounds;
+  const auto open = [&] {
+    inbounds.push_back(*to.transport->OpenInbound("sender", from.target, nullptr));
+    auto made = from.transport->OpenOutbound(inbounds.back()->address(), nullptr);
+    if (made.ok()) outbounds.push_back(*std::move(made));
+    return made.status();
+  };
+  absl::Status status;
+  while (status.ok() && outbounds.size() < 100) status = open();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  const int64_t made = from.nccl.calls(Call::kGetUniqueId);
+  from.nccl.Release();
+  ASSERT_TRUE(from.nccl.WaitForCalls(Call::kGetUniqueId, made + 2));
+  ExpectAnotherLinkWorks(&from, &to, 1);
+}
+
+// ---- What fails ----
+
+struct Failure {
+  Call call;
+  int number;
+  bool senders;
+};
+
+class NcclFailureTest : public testing::TestWithParam<Failure> {};
+
+TEST_P(NcclFailureTest, EverySendCompletesAndTheNextLinkWorks) {
+  constexpr int32_t kSends = 12;
+  NcclSide from(16), to(16);
+  FillPool(from.transport->pool(), 3);
+  FakeNccl& failing = GetParam().senders ? from.nccl : to.nccl;
+  failing.Fail(GetParam().call, GetParam().number);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 16));
+  {
+    Link link = Connect(&from, &to);
+    for (int32_t i = 0; i < kSends; ++i) Send(&from, link.outbound.get(), reservation, i);
+    if (GetParam().call == Call::kCommAbort || GetParam().call == Call::kStreamSynchronize) {
+      ASSERT_TRUE(to.recorder.WaitForProbe());
+    } else if (GetParam().senders) {
+      ASSERT_TRUE(from.recorder.WaitForLoss());
+      link.outbound.reset();  // As the Session does.
+      ASSERT_TRUE(to.recorder.WaitForLoss());
+    } else {
+      ASSERT_TRUE(to.recorder.WaitForLoss());
+      link.inbound.reset();
+      ASSERT_TRUE(from.recorder.WaitForLoss());
+    }
+  }
+  ASSERT_TRUE(from.recorder.WaitForSent(kSends));
+  ASSERT_TRUE(failing.WaitForComms(0));
+  ASSERT_TRUE(failing.WaitForFailure(GetParam().call));
+  to.receiver.Close(reservation);
+  EXPECT_TRUE(to.recorder.WaitUntil([&] { return to.receiver.num_in_flight() == 0; }));
+  ExpectAnotherLinkWorks(&from, &to, 100);
+}
+
+std::vector<Failure> Failures() {
+  std::vector<Failure> failures;
+  for (const bool senders : {true, false}) {
+    for (const Call call :
+         {Call::kCommInitRank, Call::kCommAbort, Call::kStreamCreate, Call::kStreamSynchronize}) {
+      failures.push_back({call, 1, senders});
+    }
+    for (const Call call :
+         {Call::kCommGetAsyncError, Call::kEventCreate, Call::kEventRecord, Call::kEventPassed}) {
+      for (const int number : {1, 2, 8}) failures.push_back({call, number, senders});
+    }
+    for (const int number : {1, 2, 3, 20, 40}) {
+      failures.push_back({senders ? Call::kSend : Call::kRecv, number, senders});
+    }
+  }
+  failures.push_back({Call::kMalloc, 1, false});
+  return failures;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NcclFailureTest, testing::ValuesIn(Failures()),
+                         [](const testing::TestParamInfo<Failure>& failure) {
+                           return (failure.param.senders ? "sender" : "receiver") +
+                                  std::to_string(static_cast<int>(failure.param.call)) + "_" +
+                                  std::to_string(failure.param.number);
+                         });
+
+TEST(NcclTransportTest, ABrokenCommunicatorIsSeenThoughTheStreamGoesOn) {
+  NcclSide from(16), to(16);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 16));
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  from.nccl.Break(NcclResult::kRemoteError);
+  Send(&from, link.outbound.get(), reservation, 1);
+  ASSERT_TRUE(from.recorder.WaitForLoss());
+  EXPECT_TRUE(absl::IsUnavailable(from.recorder.lost()[0]));
+  ASSERT_TRUE(from.recorder.WaitForSent(1));
+  EXPECT_EQ(from.recorder.sent(), (std::map<uint64_t, bool>{{1, false}}));
+}
+
+TEST(NcclTransportTest, ABlockThatCannotBeCopiedToItsPlaceEndsTheLink) {
+  NcclSide from(16), to(16);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 16));
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  to.far_memory.broken = true;
+  Send(&from, link.outbound.get(), reservation, 1);
+  ASSERT_TRUE(to.recorder.WaitForLoss());
+  ASSERT_TRUE(to.recorder.WaitForReceived(1));
+  EXPECT_NE(to.recorder.received()[0].outcome, FrameOutcome::kVerified);
+  EXPECT_EQ(to.receiver.num_in_flight(), 0);
+}
+
+// ---- What has no end ----
+
+TEST(NcclTransportTest, APeerThatNeverJoinsIsGivenUp) {
+  for (const bool senders : {true, false}) {
+    NcclSide from(4, kShort), to(4, kShort);
+    (senders ? from : to).nccl.Hang(Call::kCommInitRank);
+    const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 4));
+    Link link = Connect(&from, &to);
+    Send(&from, link.outbound.get(), reservation, 1);
+    ASSERT_TRUE(from.recorder.WaitForLoss());
+    ASSERT_TRUE(to.recorder.WaitForLoss());
+    EXPECT_TRUE(from.recorder.WaitForSent(1));
+    EXPECT_FALSE(from.recorder.sent()[1]);
+  }
+}
+
+TEST(NcclTransportTest, ABlockThatStandsStillIsGivenUp) {
+  for (const Call call : {Call::kSend, Call::kRecv}) {
+    NcclSide from(4, kShort), to(4, kShort);
+    const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 4));
+    Link link = Connect(&from, &to);
+    ASSERT_TRUE(to.recorder.WaitForProbe());
+    (call == Call::kSend ? from : to).nccl.Hang(call);
+    Send(&from, link.outbound.get(), reservation, 1);
+    ASSERT_TRUE(from.recorder.WaitForLoss());
+    ASSERT_TRUE(to.recorder.WaitForLoss());
+    EXPECT_TRUE(from.recorder.WaitForSent(1));
+    EXPECT_FALSE(from.recorder.sent()[1]);
+    EXPECT_TRUE(to.recorder.received().empty());
+  }
+}
+
+// Until NCCL has let go of them; and others go on meanwhile.
+TEST(NcclTransportTest, BlocksUnderWayDoNotCompleteBeforeTheirCommunicatorIsAborted) {
+  constexpr int32_t kSends = 20;
+  NcclSide from(kSends), to(kSends), other(kSends);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, kSends));
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  from.nccl.Hang(Call::kCommAbort);
+  to.nccl.Hang(Call::kRecv);
+  for (int32_t i = 0; i < kSends; ++i) Send(&from, link.outbound.get(), reservation, i);
+  ASSERT_TRUE(from.nccl.WaitForCalls(Call::kSend, kProbes + NcclPair::kWindow));
+  link.outbound.reset();
+  const size_t waited = kSends - NcclPair::kWindow;
+  ASSERT_TRUE(from.recorder.WaitForSent(waited));
+  ASSERT_TRUE(from.nccl.WaitForCalls(Call::kCommAbort, 1));
+  {
+    const Reservation others = other.receiver.Open(kJob, 0, Range(0, kSends));
+    Link second = Connect(&from, &other);
+    second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
+    ASSERT_TRUE(other.recorder.WaitForReceived(1));
+    ASSERT_TRUE(from.recorder.WaitForSent(waited + 1));
+  }
+  EXPECT_EQ(from.recorder.sent().size(), waited + 1);
+  from.nccl.Release();
+  ASSERT_TRUE(from.recorder.WaitForSent(kSends + 1));
+  for (const auto& [id, ok] : from.recorder.sent()) EXPECT_EQ(ok, id == 103) << id;
+}
+
+// Copies to a block wait while it is shut.
+class GatedCopier final : public DeviceCopier {
+ public:
+  absl::Status Download(void* to, const void* device, size_t size_bytes) override {
+    return memory_.Download(to, device, size_bytes);
+  }
+  absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) override {
+    return memory_.Upload(device, from, size_bytes);
+  }
+  absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from, size_t size_bytes) override
+      EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (shut_) {
+      waits_ = true;
+      changed_.SignalAll();
+      changed_.Wait(&mu_);
+    }
+    return memory_.CopyWithin(device, from, size_bytes);
+  }
+  void SetShut(bool shut) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    shut_ = shut;
+    changed_.SignalAll();
+  }
+  void WaitForCopy() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (!waits_) changed_.Wait(&mu_);
+  }
+
+ private:
+  FarMemory memory_;
+  Mutex mu_;
+  CondVar changed_;
+  bool shut_ GUARDED_BY(mu_) = false;
+  bool waits_ GUARDED_BY(mu_) = false;
+};
+
+TEST(NcclTransportTest, WhatHasArrivedGetsNoPlaceOnceTheReceiverIsClosed) {
+  GatedCopier copier;
+  NcclSide from(NcclPair::kWindow), to(NcclPair::kWindow, kPatience, &copier);
+  FillPool(from.transport->pool(), 8);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, NcclPair::kWindow));
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  copier.SetShut(true);
+  to.nccl.Hold(true);
+  for (int32_t i = 0; i < NcclPair::kWindow; ++i) {
+    Send(&from, link.outbound.get(), reservation, i);
+  }
+  ASSERT_TRUE(to.nccl.WaitForCalls(Call::kRecv, kProbes + NcclPair::kWindow));
+  to.nccl.Hold(false);
+  copier.WaitForCopy();  // The first one's, and all others arrive meanwhile.
+  ASSERT_TRUE(from.recorder.WaitForSent(NcclPair::kWindow));
+  link.inbound.reset();  // At once, though it copies.
+  EXPECT_EQ(to.receiver.num_in_flight(), 1);
+  copier.SetShut(false);
+  ASSERT_TRUE(to.nccl.WaitForComms(0));
+  ASSERT_EQ(to.recorder.received().size(), 1u);
+  EXPECT_EQ(to.recorder.received()[0].outcome, FrameOutcome::kVerified);
+  EXPECT_EQ(to.receiver.num_in_flight(), 0);
+}
+
+// ---- A peer that does not keep to it ----
+
+// Streams that a test feeds by hand.
+class HandCarrier final : public FrameCarrier {
+ public:
+  struct Dialled final : DialledStream {
+    void Cancel() override {}
+  };
+  explicit HandCarrier(std::shared_ptr<FrameTarget>* to) : to_(to) {}
+  std::string_view name() const override { return "hand"; }
+  void Serve(FrameServer* server) override {}
+  std::shared_ptr<DialledStream> Dial(const std::string& target, const std::string& token,
+                                      std::shared_ptr<FrameTarget> to) override {
+    *to_ = std::move(to);
+    return std::make_shared<Dialled>();
+  }
+
+ private:
+  std::shared_ptr<FrameTarget>* const to_;
+};
+
+TEST(NcclTransportTest, HeadersWithoutBlocksAreBounded) {
+  struct Bare : Side {
+  } side;
+  FakeNccl nccl;
+  std::shared_ptr<FrameTarget> stream;
+  side.transport = *NcclTransport::Create({.pool = FarPool(&side, 4), .api = &nccl},
+                                          std::make_unique<HandCarrier>(&stream), &side.receiver,
+                                          &side.recorder);
+  auto inbound = *side.transport->OpenInbound("sender", "", side.OnLost());
+  auto answer = *DecodeNcclAddress(inbound->address(), /*senders=*/false);
+  answer.id.emplace();
+  inbound->Attach(EncodeNcclAddress(answer));
+  const FrameHeader header = HeaderFor(side.transport->pool(), 1, {.index = 1, .generation = 1}, 1);
+  absl::Status status;
+  int taken = 0;
+  for (; status.ok() && taken < 5000; ++taken) status = stream->OnFrame(header, {});
+  EXPECT_LT(taken, 5000);
+  inbound.reset();
+  stream.reset();
+  side.transport.reset();
+}
+
+}  // namespace
+}  // namespace tandem
