@@ -32,9 +32,9 @@ struct PackedLinear {
   WeightType weight_type;
   DType compute_dtype;
   DType output_dtype;
+  uint8_t group;  // LinearSpec::group. In a byte nothing behind it moves (README.md).
   const std::byte* panels;
   const float* scales;  // [N] of outputs kept in 8 bits; else null
-  int group = 0;        // LinearSpec::group
 };
 PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 

@@ -179,9 +179,9 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
           .weight_type = spec.weight_type,
           .compute_dtype = spec.compute_dtype,
           .output_dtype = spec.output_dtype,
+          .group = static_cast<uint8_t>(spec.group),
           .panels = packed,
-          .scales = int8 ? reinterpret_cast<const float*>(packed + panels) : nullptr,
-          .group = static_cast<int>(spec.group)};
+          .scales = int8 ? reinterpret_cast<const float*>(packed + panels) : nullptr};
 }
 
 namespace {
