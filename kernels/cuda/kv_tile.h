@@ -28,18 +28,16 @@ namespace tandem {
 __host__ __device__ constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 // What one kind of KV is made of, computed with in kDType. A unit is what kP numbers of one lane
-// are: neighbours of K, or of two tokens of V.
-struct F32Kv {
-  static constexpr KvType kType = KvType::kF32;
-  static constexpr DType kDType = DType::kF32;
-  static constexpr const char* kFormat = "cpu.1.p1.f32";
-  static constexpr int kP = 1;
+// are: neighbours of K, or of two tokens of V. Plain numbers lie in words, a unit each.
+template <int kPerWord>
+struct WordKv {
+  static constexpr int kP = kPerWord;
   static constexpr bool kHasTokenScales = false;
   static constexpr int kRingPadBytes = 64;
   using Unit = uint32_t;
 
   __host__ __device__ static constexpr int SubTileBytes(int head_dim) {
-    return kKvSubTileTokens * PaddedHeadDim(head_dim) * 4;
+    return kKvSubTileTokens * PaddedHeadDim(head_dim) * (4 / kP);
   }
   __device__ static Unit Key(SharedPtr<std::byte> k, int token, int unit) {
     return SharedCast<uint32_t>(k)[unit * kKvSubTileTokens + token];
@@ -47,29 +45,19 @@ struct F32Kv {
   __device__ static Unit Value(SharedPtr<std::byte> v, int unit, int d, int padded) {
     return SharedCast<uint32_t>(v)[unit * padded + d];
   }
+};
+struct F32Kv : WordKv<1> {
+  static constexpr KvType kType = KvType::kF32;
+  static constexpr DType kDType = DType::kF32;
+  static constexpr const char* kFormat = "cpu.1.p1.f32";
   __device__ static float First(Unit unit) { return __uint_as_float(unit); }
   __device__ static float Second(Unit) { return 0.0f; }
   __device__ static Unit OnlyFirst(Unit unit) { return unit; }
 };
-
-struct Bf16Kv {
+struct Bf16Kv : WordKv<2> {
   static constexpr KvType kType = KvType::kBF16;
   static constexpr DType kDType = DType::kBF16;
   static constexpr const char* kFormat = "cpu.1.p2.bf16";
-  static constexpr int kP = 2;
-  static constexpr bool kHasTokenScales = false;
-  static constexpr int kRingPadBytes = 64;
-  using Unit = uint32_t;
-
-  __host__ __device__ static constexpr int SubTileBytes(int head_dim) {
-    return kKvSubTileTokens * PaddedHeadDim(head_dim) * 2;
-  }
-  __device__ static Unit Key(SharedPtr<std::byte> k, int token, int unit) {
-    return F32Kv::Key(k, token, unit);
-  }
-  __device__ static Unit Value(SharedPtr<std::byte> v, int unit, int d, int padded) {
-    return F32Kv::Value(v, unit, d, padded);
-  }
   __device__ static float First(Unit unit) { return FirstOf(unit); }
   __device__ static float Second(Unit unit) { return SecondOf(unit); }
   __device__ static Unit OnlyFirst(Unit unit) { return unit & 0xFFFFu; }

@@ -13,6 +13,7 @@
 #include "kernels/cuda/visible_gpus.h"
 #include "kernels/probe/numerics_probe.h"
 #include "runtime/base/crc32c.h"
+#include "tests/kernels/emulated_test.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -57,21 +58,7 @@ std::vector<ProbeShape> ShapesOfAllTypes() {
   return shapes;
 }
 
-class EmulatedKernelsTest : public testing::Test {
- protected:
-  void SetUp() override {
-    const char* text = std::getenv("TANDEM_TEST_SEED");
-    seed_ = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
-    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
-    if (MakeBackend("cuda") == nullptr || MakeBackend("cpu-avx2") == nullptr) {
-      GTEST_SKIP() << "this machine lacks AVX2 or FMA";
-    }
-    emulated::TakeFault();
-  }
-  void TearDown() override { emulated::LeaveOut(); }
-
-  uint64_t seed_ = 1;
-};
+class EmulatedKernelsTest : public EmulatedTest {};
 
 TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads) {
   const auto cpu = MakeBackend("cpu-avx2");

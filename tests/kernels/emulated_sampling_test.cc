@@ -15,6 +15,7 @@
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/sampling/sampler.h"
+#include "tests/kernels/emulated_test.h"
 #include "tests/kernels/kernel_test_support.h"
 
 namespace tandem {
@@ -77,19 +78,12 @@ std::string Text(const SampleQuery& query) {
   return text;
 }
 
-class EmulatedSamplingTest : public testing::Test {
+class EmulatedSamplingTest : public EmulatedTest {
  protected:
   void SetUp() override {
-    const char* text = std::getenv("TANDEM_TEST_SEED");
-    seed_ = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
-    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
-    random_ = std::make_unique<Random>(seed_);
+    EmulatedTest::SetUp();
     device_ = MakeDevice("cuda");
-    if (device_ == nullptr) GTEST_SKIP() << "this machine lacks AVX2 or FMA";
-    emulated::SetSeed(seed_);
-    emulated::TakeFault();
   }
-  void TearDown() override { emulated::LeaveOut(); }
 
   int64_t Below(int64_t bound) {
     return static_cast<int64_t>(random_->Below(static_cast<uint64_t>(bound)));
@@ -194,8 +188,6 @@ class EmulatedSamplingTest : public testing::Test {
     ASSERT_EQ(emulated::TakeFault(), "");
   }
 
-  uint64_t seed_ = 1;
-  std::unique_ptr<Random> random_;
   std::unique_ptr<TestDevice> device_;
 };
 

@@ -16,6 +16,7 @@
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/tensor_rows.h"
 #include "kernels/probe/numerics_probe.h"
+#include "tests/kernels/emulated_test.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
 #include "tests/kernels/paged_case.h"
@@ -93,17 +94,12 @@ TEST(EmulatedTensorCoreTest, TheOrderOfTheProductsIsNone) {
   }
 }
 
-class EmulatedTensorTest : public testing::Test {
+class EmulatedTensorTest : public EmulatedTest {
  protected:
   void SetUp() override {
-    const char* text = std::getenv("TANDEM_TEST_SEED");
-    seed_ = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
-    random_ = std::make_unique<Random>(seed_);
-    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
+    EmulatedTest::SetUp();
     device_ = MakeDevice("cuda-tensor");
-    if (device_ == nullptr) GTEST_SKIP() << "this machine lacks AVX2 or FMA";
     reference_ = MakeDevice("reference");
-    emulated::TakeFault();
   }
 
   std::vector<Bfloat16> Numbers(int64_t count, float scale) {
@@ -114,8 +110,6 @@ class EmulatedTensorTest : public testing::Test {
     return numbers;
   }
 
-  uint64_t seed_ = 1;
-  std::unique_ptr<Random> random_;
   std::unique_ptr<TestDevice> device_;
   std::unique_ptr<TestDevice> reference_;
 };

@@ -37,33 +37,12 @@ constexpr auto kReleaseGrace = std::chrono::seconds(2);
 
 }  // namespace
 
-// Holds up the transport's destructor.
-class NcclTransport::Retained {
- public:
-  explicit Retained(NcclTransport* transport) : transport_(transport) {
-    MutexLock lock(&transport_->mu_);
-    ++transport_->retained_;
-  }
-  Retained(const Retained&) = delete;
-  Retained& operator=(const Retained&) = delete;
-  ~Retained() {
-    MutexLock lock(&transport_->mu_);
-    --transport_->retained_;
-    transport_->changed_.SignalAll();
-  }
-  NcclTransport* operator->() const { return transport_; }
-  NcclTransport* get() const { return transport_; }
-
- private:
-  NcclTransport* const transport_;
-};
-
 // ---- A link ----
 
-class NcclTransport::Link {
+class NcclTransport::Link : public std::enable_shared_from_this<Link> {
  public:
   Link(NcclTransport* transport, std::shared_ptr<LostCallbackOnce> on_lost)
-      : transport_(transport), on_lost_(std::move(on_lost)) {}
+      : hold_(&transport->holders_), transport_(transport), on_lost_(std::move(on_lost)) {}
   virtual ~Link() = default;
 
   // On the link's thread, until the link is closed or breaks.
@@ -104,7 +83,8 @@ class NcclTransport::Link {
     }
   }
 
-  const Retained transport_;  // Goes last.
+  const Holders::Hold hold_;  // Goes last.
+  NcclTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
   Mutex mu_;
   CondVar changed_;
@@ -120,7 +100,7 @@ class NcclTransport::Link {
 
 // ---- Sending ----
 
-class NcclTransport::SendLink final : public Link {
+class NcclTransport::SendLink final : public Link, public SendingLink {
  public:
   SendLink(NcclTransport* transport, const NcclUniqueId& id,
            std::shared_ptr<LostCallbackOnce> on_lost)
@@ -128,7 +108,7 @@ class NcclTransport::SendLink final : public Link {
     waiting_.PushProbes(transport->options_.pool.kv.block_bytes);
   }
 
-  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_) {
+  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
       if (!closed_) {
@@ -139,27 +119,30 @@ class NcclTransport::SendLink final : public Link {
     }
     transport_->listener_->OnFrameSent(send_id, false);
   }
-  void Withdraw(uint64_t send_id) EXCLUDES(mu_) {
+  void Withdraw(uint64_t send_id) override EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
       if (!waiting_.Withdraw(send_id)) return;
     }
     transport_->listener_->OnFrameSent(send_id, false);
   }
-  // False if the link is closed.
-  bool Join(FrameStream* stream) EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    if (closed_) return false;
-    stream_ = stream;
+  bool Join(FrameStream* stream) override EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (closed_) return false;
+      stream_ = stream;
+    }
+    transport_->Start(shared_from_this());
     return true;
   }
-  void OnWritten(bool ok) EXCLUDES(mu_) {
+  void Close(const absl::Status& why) override { Link::Close(why); }
+  void OnWritten(bool ok) override EXCLUDES(mu_) {
     if (!ok) return Close(absl::UnavailableError("the stream of KV headers broke"));
     MutexLock lock(&mu_);
     writing_ = false;
     changed_.SignalAll();
   }
-  void OnStreamGone() EXCLUDES(mu_) {
+  void OnStreamGone() override EXCLUDES(mu_) {
     Close(absl::UnavailableError("the stream of KV headers ended"));
     MutexLock lock(&mu_);
     stream_ = nullptr;
@@ -211,78 +194,6 @@ class NcclTransport::SendLink final : public Link {
   FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
   bool writing_ GUARDED_BY(mu_) = false;
   std::deque<FrameQueue::Frame> under_way_;  // The link's thread's.
-};
-
-class NcclTransport::Source final : public FrameSource {
- public:
-  Source(NcclTransport* transport, FrameStream* stream) : transport_(transport), stream_(stream) {}
-  ~Source() override {
-    if (const auto link = Named(); link != nullptr) link->OnStreamGone();
-  }
-
-  absl::Status Begin(const std::string& token) override EXCLUDES(mu_) {
-    const std::shared_ptr<SendLink> link = transport_->Forget(token);
-    if (link == nullptr) return absl::NotFoundError("no KV link of that token");
-    bool peer_gone = false;
-    {
-      MutexLock lock(&mu_);
-      link_ = link;
-      peer_gone = peer_gone_;
-    }
-    if (peer_gone) link->Close(PeerGone());
-    if (!link->Join(stream_)) return absl::UnavailableError("closed");
-    transport_->Start(link);
-    return absl::OkStatus();
-  }
-  void OnWritten(bool ok) override { Named()->OnWritten(ok); }
-  void OnPeerGone() override EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      peer_gone_ = true;
-    }
-    if (const auto link = Named(); link != nullptr) link->Close(PeerGone());
-  }
-
- private:
-  static absl::Status PeerGone() { return absl::UnavailableError("the peer ended the stream"); }
-  std::shared_ptr<SendLink> Named() EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    return link_;
-  }
-
-  const Retained transport_;  // Goes last.
-  FrameStream* const stream_;
-  Mutex mu_;
-  std::shared_ptr<SendLink> link_ GUARDED_BY(mu_);  // From Begin.
-  bool peer_gone_ GUARDED_BY(mu_) = false;
-};
-
-class NcclTransport::Outbound final : public KvOutbound {
- public:
-  Outbound(NcclTransport* transport, const NcclAddress& address, std::shared_ptr<SendLink> link,
-           std::shared_ptr<LostCallbackOnce> on_lost)
-      : transport_(transport),
-        token_(address.token),
-        address_(EncodeNcclAddress(address)),
-        link_(std::move(link)),
-        on_lost_(std::move(on_lost)) {}
-  ~Outbound() override {
-    on_lost_->Clear();
-    transport_->Forget(token_);
-    link_->Close(absl::CancelledError("the session ended"));
-  }
-  const std::string& address() const override { return address_; }
-  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override {
-    link_->Send(header, block, send_id);
-  }
-  void Withdraw(uint64_t send_id) override { link_->Withdraw(send_id); }
-
- private:
-  NcclTransport* const transport_;
-  const std::string token_;
-  const std::string address_;
-  const std::shared_ptr<SendLink> link_;
-  const std::shared_ptr<LostCallbackOnce> on_lost_;
 };
 
 // ---- Receiving ----
@@ -453,20 +364,15 @@ NcclTransport::NcclTransport(const NcclOptions& options, std::unique_ptr<FrameCa
       listener_(listener),
       sink_(options.pool, receiver, listener),
       carrier_(std::move(carrier)) {
-  carrier_->Serve(this);
+  carrier_->Serve(&links_);
 }
 
 NcclTransport::~NcclTransport() {
-  bool released = true;
+  const int64_t held = holders_.WaitForNone(kReleaseGrace);
   {
     MutexLock lock(&mu_);
-    const auto end = std::chrono::steady_clock::now() + kReleaseGrace;
-    while (retained_ > 0 && std::chrono::steady_clock::now() < end) {
-      changed_.WaitFor(&mu_, std::chrono::milliseconds(100));
-    }
-    released = retained_ == 0;
-    if (!released) {
-      LogWarning("NCCL or its streams did not let go of the KV pool", {{"held", retained_}});
+    if (held > 0) {
+      LogWarning("NCCL or its streams did not let go of the KV pool", {{"held", held}});
       for (std::thread& thread : threads_) thread.detach();  // The process ends, and they with it.
       threads_.clear();
       ended_.clear();
@@ -475,24 +381,11 @@ NcclTransport::~NcclTransport() {
     changed_.SignalAll();
   }
   if (keeper_.joinable()) keeper_.join();
-  if (!released) return;
+  if (held > 0) return;
   MutexLock lock(&mu_);
   for (std::thread& thread : threads_) thread.join();
   for (std::byte* const slots : free_slots_) api_->Free(slots);
   if (probe_ != nullptr) api_->Free(probe_);
-}
-
-std::unique_ptr<FrameSource> NcclTransport::Accept(FrameStream* stream) {
-  return std::make_unique<Source>(this, stream);
-}
-
-std::shared_ptr<NcclTransport::SendLink> NcclTransport::Forget(const std::string& token) {
-  MutexLock lock(&mu_);
-  const auto found = awaited_.find(token);
-  if (found == awaited_.end()) return nullptr;
-  std::shared_ptr<SendLink> link = std::move(found->second);
-  awaited_.erase(found);
-  return link;
 }
 
 void NcclTransport::Start(const std::shared_ptr<Link>& link) {
@@ -613,13 +506,7 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> NcclTransport::OpenOutbound(
   }
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
   auto link = std::make_shared<SendLink>(this, *address.id, once);
-  {
-    MutexLock lock(&mu_);
-    if (!awaited_.emplace(address.token, link).second) {
-      return absl::FailedPreconditionError("NCCL address: in use already");
-    }
-  }
-  return std::make_unique<Outbound>(this, address, std::move(link), std::move(once));
+  return links_.Open(address.token, EncodeNcclAddress(address), std::move(link), std::move(once));
 }
 
 }  // namespace tandem

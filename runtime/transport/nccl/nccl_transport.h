@@ -17,7 +17,6 @@
 
 #include <chrono>
 #include <list>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,9 +25,11 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/mutex.h"
 #include "runtime/transport/frame_sink.h"
+#include "runtime/transport/holders.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/nccl/nccl_api.h"
 #include "runtime/transport/stream/frame_stream.h"
+#include "runtime/transport/stream/named_links.h"
 
 namespace tandem {
 
@@ -38,7 +39,7 @@ struct NcclOptions {
   std::chrono::milliseconds stall{20'000};  // A link on which nothing moves for as long is lost.
 };
 
-class NcclTransport final : public KvTransport, private FrameServer {
+class NcclTransport final : public KvTransport {
  public:
   // `receiver` and `listener` outlive the transport. Errors of CheckPool; FailedPrecondition if the
   // pool is the host's, or NCCL does not work; ResourceExhausted if the device has no memory left.
@@ -58,20 +59,13 @@ class NcclTransport final : public KvTransport, private FrameServer {
                                                            LostCallback on_lost) override;
 
  private:
-  class Retained;
   class Link;
   class SendLink;
-  class Source;
-  class Outbound;
   class ReceiveLink;
   class Inbound;
 
   NcclTransport(const NcclOptions& options, std::unique_ptr<FrameCarrier> carrier,
                 KvReceiver* receiver, Listener* listener);
-
-  std::unique_ptr<FrameSource> Accept(FrameStream* stream) override;
-  // The link that waits for a stream, which it waits for no more. Null if there is none.
-  std::shared_ptr<SendLink> Forget(const std::string& token) EXCLUDES(mu_);
 
   // Gives the link a thread, or closes it.
   void Start(const std::shared_ptr<Link>& link) EXCLUDES(mu_);
@@ -92,12 +86,13 @@ class NcclTransport final : public KvTransport, private FrameServer {
   const FrameSink sink_;
   std::byte* probe_ = nullptr;  // The device's: a block of zeros.
 
+  Holders holders_;  // What threads and the carrier hold of ours.
+  NamedLinks links_{&holders_};
+
   Mutex mu_;
   CondVar changed_;
   bool stopping_ GUARDED_BY(mu_) = false;
-  int64_t retained_ GUARDED_BY(mu_) = 0;  // What threads and the carrier hold of ours.
-  std::map<std::string, std::shared_ptr<SendLink>> awaited_ GUARDED_BY(mu_);  // By token.
-  std::vector<NcclUniqueId> ids_ GUARDED_BY(mu_);                             // Told to nobody yet.
+  std::vector<NcclUniqueId> ids_ GUARDED_BY(mu_);                  // Told to nobody yet.
   std::chrono::steady_clock::time_point next_id_ GUARDED_BY(mu_);  // Not before: the last failed.
   std::vector<std::byte*> free_slots_ GUARDED_BY(mu_);
   std::list<std::thread> threads_ GUARDED_BY(mu_);  // One a link.

@@ -38,42 +38,22 @@ absl::StatusOr<std::byte*> AllocatePool(size_t bytes) {
 
 }  // namespace
 
-// Holds up the transport's destructor.
-class StreamTransport::Retained {
- public:
-  explicit Retained(StreamTransport* transport) : transport_(transport) {
-    MutexLock lock(&transport_->mu_);
-    ++transport_->retained_;
-  }
-  Retained(const Retained&) = delete;
-  Retained& operator=(const Retained&) = delete;
-  ~Retained() {
-    MutexLock lock(&transport_->mu_);
-    --transport_->retained_;
-    transport_->released_.SignalAll();
-  }
-  StreamTransport* operator->() const { return transport_; }
-
- private:
-  StreamTransport* const transport_;
-};
-
 // ---- Sending ----
 
-class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> {
+class StreamTransport::SendLink final : public SendingLink,
+                                        public std::enable_shared_from_this<SendLink> {
  public:
   SendLink(StreamTransport* transport, std::shared_ptr<LostCallbackOnce> on_lost)
       : transport_(transport), on_lost_(std::move(on_lost)) {
     waiting_.PushProbes(transport->pool_.kv.block_bytes);
   }
 
-  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_);
-  void Withdraw(uint64_t send_id) EXCLUDES(mu_);
-  // False if the link is closed or has a stream already.
-  bool Join(FrameStream* stream) EXCLUDES(mu_);
-  void OnWritten(bool ok) EXCLUDES(mu_);
-  void OnStreamGone() EXCLUDES(mu_);
-  void Close(const absl::Status& why) EXCLUDES(mu_);
+  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override EXCLUDES(mu_);
+  void Withdraw(uint64_t send_id) override EXCLUDES(mu_);
+  bool Join(FrameStream* stream) override EXCLUDES(mu_);
+  void OnWritten(bool ok) override EXCLUDES(mu_);
+  void OnStreamGone() override EXCLUDES(mu_);
+  void Close(const absl::Status& why) override EXCLUDES(mu_);
   // Without the lock: payloads may be destroyed inside a write.
   bool closed() const { return closed_.load(); }
 
@@ -87,7 +67,6 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   mutable Mutex mu_;
   FrameQueue waiting_ GUARDED_BY(mu_);
   FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
-  bool joined_ GUARDED_BY(mu_) = false;
   bool writing_ GUARDED_BY(mu_) = false;
   std::atomic<bool> closed_{false};  // Written under the lock.
 };
@@ -99,6 +78,7 @@ class StreamTransport::Payload final : public FramePayload {
   Payload(std::span<const std::byte> bytes, std::unique_ptr<std::byte[]> copy,
           StreamTransport* transport, std::shared_ptr<SendLink> link, uint64_t send_id, bool probe)
       : FramePayload(bytes),
+        hold_(&transport->holders_),
         transport_(transport),
         copy_(std::move(copy)),
         link_(std::move(link)),
@@ -109,7 +89,8 @@ class StreamTransport::Payload final : public FramePayload {
   }
 
  private:
-  const Retained transport_;  // Goes last.
+  const Holders::Hold hold_;  // Goes last.
+  StreamTransport* const transport_;
   const std::unique_ptr<std::byte[]> copy_;
   const std::shared_ptr<SendLink> link_;
   const uint64_t send_id_;
@@ -141,8 +122,7 @@ void StreamTransport::SendLink::Withdraw(uint64_t send_id) {
 bool StreamTransport::SendLink::Join(FrameStream* stream) {
   {
     MutexLock lock(&mu_);
-    if (closed_ || joined_) return false;
-    joined_ = true;
+    if (closed_) return false;
     stream_ = stream;
   }
   WriteNext();
@@ -209,82 +189,14 @@ void StreamTransport::SendLink::Close(const absl::Status& why) {
   on_lost_->Call(why);
 }
 
-class StreamTransport::Source final : public FrameSource {
- public:
-  Source(StreamTransport* transport, FrameStream* stream)
-      : transport_(transport), stream_(stream) {}
-  ~Source() override {
-    if (const auto link = Link(); link != nullptr) link->OnStreamGone();
-  }
-
-  absl::Status Begin(const std::string& token) override EXCLUDES(mu_) {
-    const std::shared_ptr<SendLink> link = transport_->Forget(token);
-    if (link == nullptr) return absl::NotFoundError("no KV link of that token");
-    bool peer_gone = false;
-    {
-      MutexLock lock(&mu_);
-      link_ = link;
-      peer_gone = peer_gone_;
-    }
-    if (peer_gone) link->Close(PeerGone());
-    return link->Join(stream_) ? absl::OkStatus() : absl::UnavailableError("closed");
-  }
-  void OnWritten(bool ok) override { Link()->OnWritten(ok); }
-  void OnPeerGone() override EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      peer_gone_ = true;
-    }
-    if (const auto link = Link(); link != nullptr) link->Close(PeerGone());
-  }
-
- private:
-  static absl::Status PeerGone() { return absl::UnavailableError("the peer ended the stream"); }
-  std::shared_ptr<SendLink> Link() EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    return link_;
-  }
-
-  const Retained transport_;  // Goes last.
-  FrameStream* const stream_;
-  Mutex mu_;
-  std::shared_ptr<SendLink> link_ GUARDED_BY(mu_);  // From Begin.
-  bool peer_gone_ GUARDED_BY(mu_) = false;
-};
-
-class StreamTransport::Outbound final : public KvOutbound {
- public:
-  Outbound(StreamTransport* transport, std::string token, std::shared_ptr<SendLink> link,
-           std::shared_ptr<LostCallbackOnce> on_lost)
-      : transport_(transport),
-        token_(std::move(token)),
-        link_(std::move(link)),
-        on_lost_(std::move(on_lost)) {}
-  ~Outbound() override {
-    on_lost_->Clear();
-    transport_->Forget(token_);
-    link_->Close(absl::CancelledError("the session ended"));
-  }
-  const std::string& address() const override { return token_; }
-  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override {
-    link_->Send(header, block, send_id);
-  }
-  void Withdraw(uint64_t send_id) override { link_->Withdraw(send_id); }
-
- private:
-  StreamTransport* const transport_;
-  const std::string token_;
-  const std::shared_ptr<SendLink> link_;
-  const std::shared_ptr<LostCallbackOnce> on_lost_;
-};
-
 // ---- Receiving ----
 
 class StreamTransport::ReceiveLink final : public FrameTarget {
  public:
   ReceiveLink(StreamTransport* transport, const std::string& peer,
               std::shared_ptr<LostCallbackOnce> on_lost)
-      : transport_(transport),
+      : hold_(&transport->holders_),
+        transport_(transport),
         on_lost_(std::move(on_lost)),
         scratch_(static_cast<size_t>(transport->pool_.kv.block_bytes)),
         probe_(transport->listener_, peer, std::string(transport->name())) {}
@@ -331,7 +243,8 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
     return crc;
   }
 
-  const Retained transport_;  // Goes last.
+  const Holders::Hold hold_;  // Goes last.
+  StreamTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
   Mutex mu_;
   // Where probes land, and what is on its way to a device.
@@ -400,36 +313,15 @@ StreamTransport::StreamTransport(const KvPool& pool, bool owned,
       sink_(pool, receiver, listener),
       probe_(static_cast<size_t>(pool.kv.block_bytes)),
       carrier_(std::move(carrier)) {
-  carrier_->Serve(this);
+  carrier_->Serve(&links_);
 }
 
 StreamTransport::~StreamTransport() {
-  {
-    MutexLock lock(&mu_);
-    const auto end = std::chrono::steady_clock::now() + kReleaseGrace;
-    while (retained_ > 0 && std::chrono::steady_clock::now() < end) {
-      released_.WaitFor(&mu_, std::chrono::milliseconds(100));
-    }
-    if (retained_ > 0) {
-      LogWarning("streams did not let go of the KV pool",
-                 {{"transport", name()}, {"held", retained_}});
-      return;  // The process ends; the mapping ends with it.
-    }
+  if (const int64_t held = holders_.WaitForNone(kReleaseGrace); held > 0) {
+    LogWarning("streams did not let go of the KV pool", {{"transport", name()}, {"held", held}});
+    return;  // The process ends; the mapping ends with it.
   }
   if (owns_pool_) munmap(pool_.base, static_cast<size_t>(pool_.kv.pool_bytes()));
-}
-
-std::unique_ptr<FrameSource> StreamTransport::Accept(FrameStream* stream) {
-  return std::make_unique<Source>(this, stream);
-}
-
-std::shared_ptr<StreamTransport::SendLink> StreamTransport::Forget(const std::string& token) {
-  MutexLock lock(&mu_);
-  const auto found = awaited_.find(token);
-  if (found == awaited_.end()) return nullptr;
-  std::shared_ptr<SendLink> link = std::move(found->second);
-  awaited_.erase(found);
-  return link;
 }
 
 absl::StatusOr<std::unique_ptr<KvInbound>> StreamTransport::OpenInbound(
@@ -446,13 +338,7 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> StreamTransport::OpenOutbound(
   }
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
   auto link = std::make_shared<SendLink>(this, once);
-  {
-    MutexLock lock(&mu_);
-    if (!awaited_.emplace(receiver_address, link).second) {
-      return absl::FailedPreconditionError("KV link token: in use already");
-    }
-  }
-  return std::make_unique<Outbound>(this, receiver_address, std::move(link), std::move(once));
+  return links_.Open(receiver_address, receiver_address, std::move(link), std::move(once));
 }
 
 }  // namespace tandem

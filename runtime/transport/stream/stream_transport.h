@@ -10,20 +10,20 @@
 #ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
 #define TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "runtime/base/mutex.h"
 #include "runtime/transport/frame_sink.h"
+#include "runtime/transport/holders.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/stream/frame_stream.h"
+#include "runtime/transport/stream/named_links.h"
 
 namespace tandem {
 
-class StreamTransport final : public KvTransport, private FrameServer {
+class StreamTransport final : public KvTransport {
  public:
   // `receiver` and `listener` outlive the transport. Errors of CheckPool; ResourceExhausted if
   // there is no memory for the pool.
@@ -42,11 +42,8 @@ class StreamTransport final : public KvTransport, private FrameServer {
                                                            LostCallback on_lost) override;
 
  private:
-  class Retained;
   class SendLink;  // Outlives its handle until its last payload is gone.
   class Payload;
-  class Source;
-  class Outbound;
   class ReceiveLink;
   class Inbound;
 
@@ -54,20 +51,14 @@ class StreamTransport final : public KvTransport, private FrameServer {
   StreamTransport(const KvPool& pool, bool owned, std::unique_ptr<FrameCarrier> carrier,
                   KvReceiver* receiver, Listener* listener);
 
-  std::unique_ptr<FrameSource> Accept(FrameStream* stream) override;
-  // The link that waits for a stream, which it waits for no more. Null if there is none.
-  std::shared_ptr<SendLink> Forget(const std::string& token) EXCLUDES(mu_);
-
   const KvPool pool_;
   const bool owns_pool_;
   Listener* const listener_;
   const FrameSink sink_;
   const std::vector<std::byte> probe_;  // A block of zeros.
 
-  Mutex mu_;
-  CondVar released_;
-  int64_t retained_ GUARDED_BY(mu_) = 0;  // What the carrier holds of ours.
-  std::map<std::string, std::shared_ptr<SendLink>> awaited_ GUARDED_BY(mu_);  // By token.
+  Holders holders_;  // What the carrier holds of ours.
+  NamedLinks links_{&holders_};
   const std::unique_ptr<FrameCarrier> carrier_;
 };
 
