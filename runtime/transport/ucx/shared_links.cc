@@ -20,6 +20,7 @@
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_queue.h"
 #include "runtime/transport/link_probe.h"
+#include "runtime/transport/ucx/huge_view.h"
 #include "runtime/transport/ucx/socket_greeting.h"
 
 namespace tandem {
@@ -87,6 +88,7 @@ struct SharedLinks::Inbound {
   bool broken = false;
   ucp_rkey_h key = nullptr;
   const std::byte* pool = nullptr;  // The sender's, mapped.
+  HugeView view;                    // Where `pool` is, if it could be mapped again.
 };
 
 absl::StatusOr<std::unique_ptr<SharedLinks>> SharedLinks::Create(UcxContext* context,
@@ -318,6 +320,13 @@ absl::Status SharedLinks::Map(Inbound* link) {
   if (status == UCS_OK) status = ucp_rkey_ptr(link->key, link->remote.pool_base, &mapped);
   if (status != UCS_OK) return UcxError("mapping the peer's pool", status);
   link->pool = static_cast<const std::byte*>(mapped);
+  // The sender made its pages large; here they are mapped so.
+  absl::StatusOr<HugeView> view = HugeView::Of(
+      mapped, static_cast<size_t>(context_->pool().kv.block_bytes * link->remote.num_blocks));
+  if (view.ok()) {
+    link->view = *std::move(view);
+    link->pool = link->view.data();
+  }
   return absl::OkStatus();
 }
 
@@ -371,6 +380,7 @@ void SharedLinks::Break(Inbound* link, const absl::Status& why) {
   link->broken = true;
   if (link->fd >= 0) close(std::exchange(link->fd, -1));
   link->pool = nullptr;
+  link->view = {};
   if (link->key != nullptr) ucp_rkey_destroy(std::exchange(link->key, nullptr));
   link->on_lost->Call(why);
 }

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/transport/kv_transport.h"
+#include "runtime/transport/ucx/huge_view.h"
 #include "runtime/transport/ucx/shm_folder.h"
 
 namespace tandem {
@@ -44,6 +45,8 @@ class UcxContext {
   ucp_worker_h worker() const { return worker_; }
   int event_fd() const { return event_fd_; }
   const KvPool& pool() const { return pool_; }
+  // What a peer calls its first byte, with the key: where UCX has it.
+  uint64_t pool_address() const { return pool_address_; }
   const std::string& worker_address() const { return worker_address_; }
   const std::string& pool_key() const { return pool_key_; }
 
@@ -51,6 +54,7 @@ class UcxContext {
   explicit UcxContext(std::unique_ptr<ShmFolder> folder) : folder_(std::move(folder)) {}
   absl::Status OpenWorker();
   absl::Status MapPool(const KvPool& pool);
+  void SeePoolInHugePages(size_t pool_bytes);
 
   const std::unique_ptr<ShmFolder> folder_;
   ucp_context_h context_ = nullptr;
@@ -58,6 +62,8 @@ class UcxContext {
   ucp_mem_h memory_ = nullptr;
   int event_fd_ = -1;
   KvPool pool_;
+  uint64_t pool_address_ = 0;
+  HugeView view_;  // Where the pool's base is, if UCX has allocated it.
   std::string worker_address_;
   std::string pool_key_;
 };

@@ -180,7 +180,7 @@ UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
           .network = network_,
           .socket_name = shared_memory_ ? shared_links_->socket_name() : "",
           .pool_key = context_->pool_key(),
-          .pool_base = reinterpret_cast<uint64_t>(context_->pool().base),
+          .pool_base = context_->pool_address(),
           .block_bytes = context_->pool().kv.block_bytes,
           .num_blocks = context_->pool().kv.num_blocks};
 }
