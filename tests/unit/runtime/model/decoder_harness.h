@@ -38,10 +38,14 @@ class DecoderHarness {
                                                                 const std::string& format,
                                                                 std::unique_ptr<Backend> backend,
                                                                 int64_t max_tokens) {
+    return Create(InFormat(folder, format), std::move(backend), max_tokens);
+  }
+  static absl::StatusOr<std::unique_ptr<DecoderHarness>> Create(const ModelOptions& options,
+                                                                std::unique_ptr<Backend> backend,
+                                                                int64_t max_tokens) {
     std::unique_ptr<DecoderHarness> harness(new DecoderHarness());
     harness->backend_ = std::move(backend);
-    TANDEM_ASSIGN_OR_RETURN(harness->model_,
-                            Model::Load(InFormat(folder, format), harness->backend_.get()));
+    TANDEM_ASSIGN_OR_RETURN(harness->model_, Model::Load(options, harness->backend_.get()));
     const Model& model = *harness->model_;
     TANDEM_ASSIGN_OR_RETURN(
         const KvLayout layout,
