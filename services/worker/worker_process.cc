@@ -122,6 +122,7 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
+  worker.on_hung = [] { std::_Exit(kExitToBeReplaced); };
   worker.secret = secret;
   worker.tls = options.fleet.tls;
   worker.memory_limit_bytes = MemoryLimit(options, machine);
