@@ -40,6 +40,10 @@ class WatchedCopier final : public DeviceCopier {
     const UnderWay copy(this);
     return copier_->CopyWithin(device, from, size_bytes);
   }
+  absl::StatusOr<std::byte*> AllocatePinned(size_t size_bytes) override {
+    return copier_->AllocatePinned(size_bytes);
+  }
+  void FreePinned(std::byte* memory) override { copier_->FreePinned(memory); }
 
  private:
   class UnderWay {

@@ -19,6 +19,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/model.h"
+#include "runtime/transport/stream/staging_buffers.h"
 #include "tests/support/model_format.h"
 #include "tests/support/test_backend.h"
 
@@ -35,6 +36,7 @@ struct Parts {
   std::unique_ptr<Model> model;
   DeviceBuffer pool;
   std::unique_ptr<DeviceCopier> copier;
+  std::unique_ptr<StagingBuffers> staging;
   std::unique_ptr<ModelExecutor> executor;
 };
 
@@ -52,6 +54,8 @@ absl::StatusOr<Parts> Start() {
   const size_t pool_bytes = layout.block_bytes * kBlocks;
   TANDEM_ASSIGN_OR_RETURN(parts.pool, parts.backend->AllocatePool(pool_bytes, {}));
   TANDEM_ASSIGN_OR_RETURN(parts.copier, parts.backend->CreateCopier());
+  TANDEM_ASSIGN_OR_RETURN(parts.staging,
+                          StagingBuffers::Create(parts.copier.get(), layout.block_bytes));
   TANDEM_ASSIGN_OR_RETURN(
       parts.executor,
       ModelExecutor::Create(
