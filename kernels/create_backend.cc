@@ -1,10 +1,13 @@
 #include "kernels/create_backend.h"
 
-#include <optional>
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/fenced/fenced_backend.h"
@@ -22,15 +25,23 @@ namespace {
 
 using BackendOr = absl::StatusOr<std::unique_ptr<Backend>>;
 
-// N of "cuda:N"; nothing of any other name.
-std::optional<int> NumberOfGpu(const std::string& device) {
-  constexpr char kPrefix[] = "cuda:";
+constexpr char kOneGpu[] = "cuda:";
+
+// As NVIDIA's tools write it.
+bool IsUuidOfGpu(std::string_view name) {
+  constexpr std::string_view kForm = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+  return std::equal(name.begin(), name.end(), kForm.begin(), kForm.end(), [](char c, char form) {
+    return form == 'x' ? absl::ascii_isxdigit(static_cast<unsigned char>(c)) : c == form;
+  });
+}
+
+// What follows in "cuda:N" and "cuda:UUID"; empty for any other name.
+std::string NameOfOneGpu(const std::string& device) {
+  if (!absl::StartsWith(device, kOneGpu)) return "";
+  const std::string name = device.substr(sizeof(kOneGpu) - 1);
   int number = 0;
-  if (!absl::StartsWith(device, kPrefix) ||
-      !absl::SimpleAtoi(device.substr(sizeof(kPrefix) - 1), &number) || number < 0) {
-    return std::nullopt;
-  }
-  return number;
+  const bool counts = absl::SimpleAtoi(name, &number) && number >= 0;
+  return counts || IsUuidOfGpu(name) ? name : "";
 }
 
 BackendOr CreateCpu(const BackendOptions& options) {
@@ -47,8 +58,9 @@ BackendOr CreateGpu(const BackendOptions& options) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "unknown instruction set \"%s\" of a GPU; known: auto, tensor, fma", options.isa));
   }
-  if (const std::optional<int> number = NumberOfGpu(options.device)) {
-    TANDEM_RETURN_IF_ERROR(SeeOneGpu(*number));
+  if (const std::string name = NameOfOneGpu(options.device); !name.empty()) {
+    int number = 0;
+    TANDEM_RETURN_IF_ERROR(absl::SimpleAtoi(name, &number) ? SeeOneGpu(number) : SeeOneGpu(name));
   }
   return CreateCudaBackend(options.isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores);
 }
@@ -62,11 +74,11 @@ BackendOr CreateBest(const BackendOptions& options) {
   return CreateCpu(options);
 }
 
-int CountGpus() { return NumVisibleGpus(); }
+std::vector<std::string> UuidsOfGpus() { return VisibleGpus(); }
 
 #else
 
-int CountGpus() { return 0; }
+std::vector<std::string> UuidsOfGpus() { return {}; }
 
 BackendOr CreateGpu(const BackendOptions& options) {
   return absl::FailedPreconditionError(
@@ -83,17 +95,20 @@ BackendOr CreateBest(const BackendOptions& options) {
 }  // namespace
 
 absl::Status CheckDevice(const std::string& device) {
-  if (device == "auto" || device == "cpu" || device == "cuda" || NumberOfGpu(device).has_value()) {
+  if (device == "auto" || device == "cpu" || device == "cuda" || !NameOfOneGpu(device).empty()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("\"%s\", want auto, cpu, cuda or cuda:N, N from 0 on", device));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "\"%s\", want auto, cpu, cuda, cuda:N, N from 0 on, or cuda:GPU-UUID", device));
 }
 
-int NumGpus(const BackendOptions& options) {
+std::vector<std::string> ListGpus(const BackendOptions& options) {
   const bool any = options.device == "cuda" ||
                    (options.device == "auto" && (options.isa == "auto" || IsOfGpu(options.isa)));
-  return any ? CountGpus() : 0;
+  std::vector<std::string> devices;
+  if (!any) return devices;
+  for (const std::string& uuid : UuidsOfGpus()) devices.push_back(absl::StrCat(kOneGpu, uuid));
+  return devices;
 }
 
 BackendOr CreateBackend(const BackendOptions& options) {

@@ -38,8 +38,9 @@ inline std::vector<std::string> IsaChoices() {
 
 struct BackendOptions {
   // "auto": a GPU where this was built with CUDA, there is one and `isa` is none of a cpu; else the
-  // cpu. "cpu". "cuda", the process's first GPU; "cuda:N", the N-th of those that it sees, for
-  // which this process must not have used a GPU before. For tests "reference", plain scalar code,
+  // cpu. "cpu". "cuda", the process's first GPU; "cuda:N", the N-th of those that it sees, or
+  // "cuda:UUID", one of the machine's, for both of which this process must not have used a GPU
+  // before. For tests "reference", plain scalar code,
   // the specification, "fenced", the cpu as a device whose memory is elsewhere, and "fenced_pool",
   // where that is so of its pool, too.
   std::string device = "cpu";
@@ -52,10 +53,10 @@ struct BackendOptions {
 // InvalidArgument for what names no device. Looks for none.
 absl::Status CheckDevice(const std::string& device);
 
-// How many GPUs there are for processes of that device and instruction set, as this process sees
-// them; 0 where one is named already, or the cpu is, or no GPU can be used. Who has counted cannot
-// fork and use one.
-int NumGpus(const BackendOptions& options);
+// The GPUs that there are for processes of that device and instruction set, as this process sees
+// them, each as a device by its UUID; none where one is named already, or the cpu is, or no GPU can
+// be used. Who has looked cannot fork and use one.
+std::vector<std::string> ListGpus(const BackendOptions& options);
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this
 // machine lacks the device or the instruction set.

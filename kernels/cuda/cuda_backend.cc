@@ -304,9 +304,8 @@ class CudaBackend final : public Backend {
 
   // Work is done when somebody has seen that it is: here, all up to the point `ticket`.
   absl::Status Passed(absl::Status status, uint64_t ticket) {
-    if (!status.ok()) return status;
-    ++work_done_;
-    sampler_.Finish(ticket);
+    sampler_.Finish(ticket, status.ok());
+    if (status.ok()) ++work_done_;
     return status;
   }
 

@@ -31,6 +31,16 @@ absl::StatusOr<uint32_t> CudaCopier::CopyWithin(void* device, const void* from, 
   return CopyAndSum(device, from, size_bytes, cudaMemcpyDeviceToDevice);
 }
 
+absl::StatusOr<std::byte*> CudaCopier::AllocatePinned(size_t size_bytes) {
+  void* memory = nullptr;
+  TANDEM_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&memory, size_bytes),
+                                    "allocating pinned memory for KV blocks on their way"));
+  return static_cast<std::byte*>(memory);
+}
+
+// What fails here has failed before, and was told.
+void CudaCopier::FreePinned(std::byte* memory) { (void)cudaFreeHost(memory); }
+
 absl::StatusOr<uint32_t> CudaCopier::CopyAndSum(void* device, const void* from, size_t size_bytes,
                                                 cudaMemcpyKind kind) {
   uint32_t crc32c = 0;

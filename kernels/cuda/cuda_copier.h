@@ -27,6 +27,8 @@ class CudaCopier final : public DeviceCopier {
       EXCLUDES(mu_);
   absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from, size_t size_bytes) override
       EXCLUDES(mu_);
+  absl::StatusOr<std::byte*> AllocatePinned(size_t size_bytes) override;
+  void FreePinned(std::byte* memory) override;
 
  private:
   explicit CudaCopier(std::unique_ptr<CudaStream> stream)

@@ -22,10 +22,19 @@ absl::Status CudaGraphs::Replay(std::span<const int64_t> key,
     if (status.ok()) graphs_[name] = nullptr;
     return status;
   }
+  absl::Status launched;
   if (found->second == nullptr) {
-    TANDEM_ASSIGN_OR_RETURN(found->second, Capture(enqueue));
+    absl::StatusOr<cudaGraphExec_t> captured = Capture(enqueue);
+    launched = captured.status();
+    if (launched.ok()) found->second = *captured;
   }
-  return CudaStatus(cudaGraphLaunch(found->second, stream_), "launching a graph");
+  if (launched.ok()) {
+    launched = CudaStatus(cudaGraphLaunch(found->second, stream_), "launching a graph");
+  }
+  if (!absl::IsResourceExhausted(launched)) return launched;
+  // Graphs are what a step can do without.
+  Forget();
+  return enqueue();
 }
 
 absl::StatusOr<cudaGraphExec_t> CudaGraphs::Capture(absl::FunctionRef<absl::Status()> enqueue) {

@@ -24,7 +24,8 @@ class CudaGraphs {
   CudaGraphs(const CudaGraphs&) = delete;
   CudaGraphs& operator=(const CudaGraphs&) = delete;
 
-  // Backend::Replay. What comes once is enqueued; the second time it is captured on its way.
+  // Backend::Replay. What comes once is enqueued; the second time it is captured on its way. Where
+  // memory lacks for that, all graphs are forgotten and it is enqueued.
   absl::Status Replay(std::span<const int64_t> key, absl::FunctionRef<absl::Status()> enqueue);
 
   // When memory that operations had may be another's. What runs is not disturbed.

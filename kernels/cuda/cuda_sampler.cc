@@ -203,9 +203,9 @@ absl::Status CudaSampler::Enqueue(const HostSampleArgs& args, uint64_t ticket) {
   return absl::OkStatus();
 }
 
-void CudaSampler::Finish(uint64_t ticket) {
+void CudaSampler::Finish(uint64_t ticket, bool ok) {
   while (!running_.empty() && running_.front()->ticket <= ticket) {
-    if (running_.front()->answers != nullptr) WriteResults(*running_.front());
+    if (ok && running_.front()->answers != nullptr) WriteResults(*running_.front());
     free_.push_back(std::move(running_.front()));
     running_.pop_front();
   }

@@ -30,8 +30,9 @@ class CudaSampler {
   // has been called with a point of the stream from `ticket` on.
   absl::Status Enqueue(const HostSampleArgs& args, uint64_t ticket);
 
-  // The stream has passed the point `ticket`.
-  void Finish(uint64_t ticket);
+  // The stream has passed the point `ticket`; or, not `ok`, the device has failed, and nobody waits
+  // for results any more.
+  void Finish(uint64_t ticket, bool ok);
 
  private:
   // A call of which the stream may still read or write something.

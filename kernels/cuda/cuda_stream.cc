@@ -15,7 +15,9 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
 CudaStream::~CudaStream() {
   // What fails here has failed before, and was told.
   (void)cudaStreamSynchronize(stream_);
-  for (const Point& point : points_) (void)cudaEventDestroy(point.event);
+  for (const Point& point : points_) {
+    if (point.event != nullptr) (void)cudaEventDestroy(point.event);
+  }
   for (cudaEvent_t event : free_events_) (void)cudaEventDestroy(event);
   (void)cudaStreamDestroy(stream_);
 }
@@ -25,32 +27,26 @@ uint64_t CudaStream::Record() {
   if (!free_events_.empty()) {
     event = free_events_.back();
     free_events_.pop_back();
-  } else {
-    const absl::Status created =
-        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
-    if (!created.ok()) {
-      failed_.Update(created);
-      return ++last_ticket_;
-    }
+  } else if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) {
+    event = nullptr;
   }
-  const absl::Status recorded = CudaStatus(cudaEventRecord(event, stream_), "recording an event");
-  if (recorded.ok()) {
-    points_.push_back({last_ticket_ + 1, event});
-  } else {
-    failed_.Update(recorded);
+  if (event != nullptr && cudaEventRecord(event, stream_) != cudaSuccess) {
     free_events_.push_back(event);
+    event = nullptr;
   }
-  return ++last_ticket_;
+  points_.push_back({++last_ticket_, event});
+  return last_ticket_;
 }
 
 absl::Status CudaStream::Wait(uint64_t ticket) {
-  TANDEM_RETURN_IF_ERROR(failed_);
   while (!points_.empty() && points_.front().ticket <= ticket) {
     const Point point = points_.front();
     // Those before the last are passed with it, at once.
-    TANDEM_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(point.event), "waiting for the device"));
+    TANDEM_RETURN_IF_ERROR(CudaStatus(
+        point.event != nullptr ? cudaEventSynchronize(point.event) : cudaStreamSynchronize(stream_),
+        "waiting for the device"));
     points_.pop_front();
-    free_events_.push_back(point.event);
+    if (point.event != nullptr) free_events_.push_back(point.event);
   }
   return absl::OkStatus();
 }

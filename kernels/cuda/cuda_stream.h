@@ -25,7 +25,8 @@ class CudaStream {
 
   cudaStream_t get() const { return stream_; }
 
-  // The point after all that is enqueued. A failure shows when the point is waited for.
+  // The point after all that is enqueued. Without an event for it, who waits for it waits for all
+  // that is enqueued by then.
   uint64_t Record();
   // What Record would return now.
   uint64_t next_ticket() const { return last_ticket_ + 1; }
@@ -36,7 +37,7 @@ class CudaStream {
  private:
   struct Point {
     uint64_t ticket;
-    cudaEvent_t event;
+    cudaEvent_t event;  // Null: there was none.
   };
   explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
 
@@ -44,7 +45,6 @@ class CudaStream {
   uint64_t last_ticket_ = 0;
   std::deque<Point> points_;  // not yet known to be passed, in order
   std::vector<cudaEvent_t> free_events_;
-  absl::Status failed_;  // of Record
 };
 
 }  // namespace tandem

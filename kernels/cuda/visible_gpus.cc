@@ -3,18 +3,20 @@
 #include <cuda_runtime.h>
 
 #include <cstdlib>
-#include <string_view>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
 
 constexpr char kVariable[] = "CUDA_VISIBLE_DEVICES";
+constexpr char kUuidPrefix[] = "GPU-";
 
 }  // namespace
 
@@ -27,15 +29,31 @@ absl::StatusOr<std::string> NameOfGpu(const char* visible, int number) {
                       kVariable, visible));
 }
 
-int NumVisibleGpus() {
+std::vector<std::string> VisibleGpus() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return {};
+  std::vector<std::string> uuids;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) return {};
+    std::string hex = absl::BytesToHexString(
+        absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
+    for (const size_t dash : {20, 16, 12, 8}) hex.insert(dash, 1, '-');
+    uuids.push_back(kUuidPrefix + hex);
+  }
+  return uuids;
 }
 
 absl::Status SeeOneGpu(int number) {
   TANDEM_ASSIGN_OR_RETURN(const std::string name, NameOfGpu(std::getenv(kVariable), number));
   setenv(kVariable, name.c_str(), /*overwrite=*/1);
   return absl::OkStatus();
+}
+
+absl::Status SeeOneGpu(const std::string& uuid) {
+  setenv(kVariable, uuid.c_str(), /*overwrite=*/1);
+  if (VisibleGpus().size() == 1) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(uuid, " is none of this machine's GPUs now"));
 }
 
 }  // namespace tandem

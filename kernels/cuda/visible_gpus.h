@@ -4,6 +4,7 @@
 #define TANDEM_KERNELS_CUDA_VISIBLE_GPUS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,12 +15,16 @@ namespace tandem {
 // the variable has it. InvalidArgument, with both, if there are not so many.
 absl::StatusOr<std::string> NameOfGpu(const char* visible, int number);
 
-// How many the process sees; 0 if CUDA cannot be used.
-int NumVisibleGpus();
+// The UUIDs of those that the process sees, in their order, as NVIDIA's tools write them
+// ("GPU-1234abcd-..."): the same cards whatever becomes of numbers. None if CUDA cannot be used.
+std::vector<std::string> VisibleGpus();
 
 // From now on, of those that the process sees, that one alone, on all of its threads; it has not
 // used CUDA yet. Errors of NameOfGpu.
 absl::Status SeeOneGpu(int number);
+// The same for one of the machine's by its UUID, whatever this process was to see.
+// FailedPrecondition if it is not there.
+absl::Status SeeOneGpu(const std::string& uuid);
 
 }  // namespace tandem
 

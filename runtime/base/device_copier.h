@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +26,16 @@ class DeviceCopier {
   // As Upload, of bytes that are on the device already; they do not overlap.
   virtual absl::StatusOr<uint32_t> CopyWithin(void* device, const void* from,
                                               size_t size_bytes) = 0;
+
+  // Memory of the host that copies reach without a detour (pinned, for a device that has one),
+  // 64-byte aligned, of any content. May wait for the device: for a process's start and end.
+  virtual absl::StatusOr<std::byte*> AllocatePinned(size_t size_bytes) {
+    return static_cast<std::byte*>(::operator new(size_bytes, kPinnedAlignment));
+  }
+  virtual void FreePinned(std::byte* memory) { ::operator delete(memory, kPinnedAlignment); }
+
+ private:
+  static constexpr std::align_val_t kPinnedAlignment{64};
 };
 
 }  // namespace tandem

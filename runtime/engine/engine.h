@@ -7,12 +7,13 @@
 // decodes after Sarathi-Serve (Agrawal et al., OSDI 2024); paged KV after PagedAttention (Kwon et
 // al., SOSP 2023).
 //
-// Engine thread only, every method. `now_us` never goes back. Inputs may come late, twice or out of
-// order: each is idempotent, and what belongs to an ended attempt changes nothing.
+// Engine thread only, but for step_tokens(). `now_us` never goes back. Inputs may come late, twice
+// or out of order: each is idempotent, and what belongs to an ended attempt changes nothing.
 
 #ifndef TANDEM_RUNTIME_ENGINE_ENGINE_H_
 #define TANDEM_RUNTIME_ENGINE_ENGINE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -135,6 +136,9 @@ class Engine final : private DecodeHost, private PrefillHost {
   // The last kMaxFailedSteps steps have failed: more than one poisonous request has attempts, so it
   // is this process that cannot compute, and it is to be replaced.
   bool steps_keep_failing() const { return failed_steps_ >= kMaxFailedSteps; }
+
+  // Any thread. The tokens of the step that was begun last, for who finds that it has no end.
+  int32_t step_tokens() const { return step_tokens_.load(std::memory_order_relaxed); }
 
   // ---- What a router wants to know ----
   WorkerLoad Load() const;  // since_progress_us is the caller's to fill.
@@ -270,7 +274,8 @@ class Engine final : private DecodeHost, private PrefillHost {
   std::map<JobKey, std::unique_ptr<PrefillJob>> jobs_;  // The jobs that prefill_ has.
 
   uint64_t begun_ = 0, finished_ = 0;  // Steps.
-  BegunStep steps_[kMaxStepsBegun];    // By number.
+  std::atomic<int32_t> step_tokens_{0};
+  BegunStep steps_[kMaxStepsBegun];  // By number.
 
   // What the step that is being begun says; kept for the capacity.
   std::vector<SequenceRun> runs_;

@@ -113,6 +113,7 @@ void Engine::Begin(const StepPlan& plan, StepResult* result) {
   }
   result->again = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
+  step_tokens_.store(result->tokens, std::memory_order_relaxed);
   if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
   executor_->Begin({.copies = blocks_.copies(), .runs = runs_});
   blocks_.BeginStep(begun_);

@@ -29,9 +29,9 @@ void EngineFlags::Declare(FlagSet* flags) {
   flags->Add("block-size", &block_size, "16|32", "tokens in a KV block", 16, 32);
   flags->Add(
       "device", &device, "DEVICE",
-      "what computes, auto, cpu, cuda or cuda:N; cuda: the first GPU, or the N-th, from 0, "
-      "of those that the process sees; auto: a GPU where this was built with CUDA and there is "
-      "one, else the cpu");
+      "what computes, auto, cpu, cuda, cuda:N or cuda:GPU-UUID; cuda: the first GPU, or the N-th, "
+      "from 0, of those that the process sees, or that one of the machine's; auto: a GPU where "
+      "this was built with CUDA and there is one, else the cpu");
   flags->Add("gpu-memory-utilization", &gpu_memory_utilization, "X",
              "part of a GPU's memory that all its workers take together, on a GPU: weights, KV and "
              "what they compute with",

@@ -10,15 +10,8 @@
 
 namespace tandem {
 
-LivenessTimer::LivenessTimer(const LivenessTimes& times, const EngineLoop* engine,
-                             PrefillPeers* prefills, DecodeSessions* decodes, WatchHub* watches,
-                             std::atomic<bool>* ready)
-    : times_(times),
-      engine_(engine),
-      prefills_(prefills),
-      decodes_(decodes),
-      watches_(watches),
-      ready_(ready) {
+LivenessTimer::LivenessTimer(const LivenessTimes& times, const LivenessParts& parts)
+    : times_(times), parts_(parts), engine_(times), copies_(times) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -67,21 +60,42 @@ void LivenessTimer::Run() {
 }
 
 void LivenessTimer::Beat() {
-  const Heartbeat heartbeat{.load = engine_->Load(), .draining = engine_->draining()};
-  watches_->PublishHeartbeat(heartbeat);
+  const Heartbeat heartbeat{.load = parts_.engine->Load(), .draining = parts_.engine->draining()};
+  parts_.watches->PublishHeartbeat(heartbeat);
   if (heartbeat.draining) told_of_drain_ = true;
+  Look(heartbeat.load);
   const bool ready =
       !heartbeat.draining && heartbeat.load.since_progress_us < times_.engine_stalled_us;
-  if (ready_->exchange(ready) == ready) return;
+  if (parts_.ready->exchange(ready) == ready) return;
   if (heartbeat.draining) return LogInfo("not ready: it drains");
   LogWarning(ready ? "ready again" : "not ready",
              {{"since_progress_us", heartbeat.load.since_progress_us}});
 }
 
+// A device that waits for ever can only be left: the end of the process gives it back.
+void LivenessTimer::Look(const WorkerLoad& load) {
+  const auto seconds = [](int64_t us) { return static_cast<double>(us) * 1e-6; };
+  const bool step_hangs = engine_.Look(load.since_progress_us >= times_.engine_stalled_us);
+  const bool copy_hangs = copies_.Look(parts_.copier != nullptr && parts_.copier->Stands());
+  if (std::exchange(hung_, step_hangs || copy_hangs) || !hung_) return;
+  if (step_hangs) {
+    LogError("a step has no end; this worker exits to be replaced",
+             {{"seconds", seconds(engine_.stood_us())},
+              {"tokens", parts_.engine->step_tokens()},
+              {"sequences", load.running_sequences}});
+  } else {
+    LogError("a copy of KV blocks has no end; this worker exits to be replaced",
+             {{"seconds", seconds(copies_.stood_us())},
+              {"under_way", parts_.copier->under_way()},
+              {"copied_before", parts_.copier->done()}});
+  }
+  if (parts_.on_hung) parts_.on_hung();
+}
+
 void LivenessTimer::RenewLeases() {
-  const Renewals due = engine_->RenewalsDue();
-  for (const auto& [worker, renew] : due.leases) prefills_->Renew(worker, renew);
-  for (const auto& [session, renew] : due.reservations) decodes_->Send(session, renew);
+  const Renewals due = parts_.engine->RenewalsDue();
+  for (const auto& [worker, renew] : due.leases) parts_.prefills->Renew(worker, renew);
+  for (const auto& [session, renew] : due.reservations) parts_.decodes->Send(session, renew);
 }
 
 }  // namespace tandem

@@ -1,27 +1,41 @@
-// The thread that no forward pass can block: heartbeats, renewals of leases and reservations, and
-// whether the worker is ready.
+// The thread that no forward pass can block: heartbeats, renewals of leases and reservations,
+// whether the worker is ready, and whether it hangs.
 
 #ifndef TANDEM_SERVICES_WORKER_LIVENESS_TIMER_H_
 #define TANDEM_SERVICES_WORKER_LIVENESS_TIMER_H_
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "runtime/base/mutex.h"
 #include "runtime/protocol/times.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
+#include "services/worker/hang_watch.h"
 #include "services/worker/prefill_peers.h"
 #include "services/worker/watch_hub.h"
+#include "services/worker/watched_copier.h"
 
 namespace tandem {
 
+// Everything outlives the timer.
+struct LivenessParts {
+  const EngineLoop* engine = nullptr;
+  WatchedCopier* copier = nullptr;  // Null where the KV pool is the host's.
+  PrefillPeers* prefills = nullptr;
+  DecodeSessions* decodes = nullptr;
+  WatchHub* watches = nullptr;
+  // Kept up to date: the engine makes progress and accepts attempts.
+  std::atomic<bool>* ready = nullptr;
+  // The engine, or a copy, has no end; called once, and again after it has gone on. May be empty.
+  std::function<void()> on_hung;
+};
+
 class LivenessTimer {
  public:
-  // Everything outlives the timer. The thread starts here. `ready` is kept up to date: the engine
-  // makes progress and accepts attempts.
-  LivenessTimer(const LivenessTimes& times, const EngineLoop* engine, PrefillPeers* prefills,
-                DecodeSessions* decodes, WatchHub* watches, std::atomic<bool>* ready);
+  // The thread starts here.
+  LivenessTimer(const LivenessTimes& times, const LivenessParts& parts);
   ~LivenessTimer();
 
   // The engine drains, and a heartbeat that says so has been given to every Watch; else it will be
@@ -31,14 +45,14 @@ class LivenessTimer {
  private:
   void Run();
   void Beat();
+  void Look(const WorkerLoad& load);
   void RenewLeases();
 
   const LivenessTimes times_;
-  const EngineLoop* const engine_;
-  PrefillPeers* const prefills_;
-  DecodeSessions* const decodes_;
-  WatchHub* const watches_;
-  std::atomic<bool>* const ready_;
+  const LivenessParts parts_;
+  // What the thread saw.
+  HangWatch engine_, copies_;
+  bool hung_ = false;
   Mutex mu_;
   CondVar wake_;
   bool stopping_ GUARDED_BY(mu_) = false;

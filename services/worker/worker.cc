@@ -24,11 +24,13 @@
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/grpc_frame_carrier.h"
+#include "services/worker/hang_watch.h"
 #include "services/worker/liveness_timer.h"
 #include "services/worker/prefill_peers.h"
 #include "services/worker/router_sessions.h"
 #include "services/worker/transport_events.h"
 #include "services/worker/watch_hub.h"
+#include "services/worker/watched_copier.h"
 #include "services/worker/worker_metrics.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
@@ -46,9 +48,6 @@ constexpr size_t kMaxQueuedCommands = 4096;
 // Prompts that wait may have half of the budget: refusing the next ones, and streams, have the
 // rest.
 constexpr int64_t kPromptsShare = 2;
-
-// An engine that has stood for this many stall times is hung: the process is to be restarted.
-constexpr int64_t kHungStalls = 30;
 
 WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   const EngineOptions& engine = config.engine;
@@ -129,11 +128,14 @@ TlsListener Worker::Tls(bool any_client) const {
 
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   const bool on_host = config.device_pool == nullptr;
+  if (config.device_copier != nullptr) {
+    copier_ = std::make_unique<WatchedCopier>(config.device_copier);
+  }
   // From here on it is the transport's: `memory` says that no host address is meant.
   const KvPool pool = {.base = reinterpret_cast<std::byte*>(config.device_pool.address()),
                        .kv = config.engine.kv,
                        .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice,
-                       .copier = config.device_copier};
+                       .copier = copier_.get()};
   if (config.transport == "ucx") {
     const UcxOptions options = {.pool = pool, .devices = config.ucx_devices, .secret = secret_};
     TANDEM_ASSIGN_OR_RETURN(
@@ -238,8 +240,13 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));
-  timer_ = std::make_unique<LivenessTimer>(engine.times, loop_.get(), prefills_.get(),
-                                           decodes_.get(), watches_.get(), &ready_);
+  timer_ = std::make_unique<LivenessTimer>(engine.times, LivenessParts{.engine = loop_.get(),
+                                                                       .copier = copier_.get(),
+                                                                       .prefills = prefills_.get(),
+                                                                       .decodes = decodes_.get(),
+                                                                       .watches = watches_.get(),
+                                                                       .ready = &ready_,
+                                                                       .on_hung = config.on_hung});
   return config.admin.has_value() ? OpenAdmin(config, engine.times) : absl::OkStatus();
 }
 

@@ -45,6 +45,8 @@ struct WorkerConfig {
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
   std::function<void()> on_drain;
+  // A step, or a copy of blocks, has no end, and the process is to end at once. Empty: it stays.
+  std::function<void()> on_hung;
   int64_t memory_limit_bytes = int64_t{64} << 20;  // For what peers send and leave unread.
 };
 
@@ -99,6 +101,7 @@ class Worker {
   LeaseKeeper leases_;
   std::unique_ptr<class WorkerMetrics> metrics_;
   std::unique_ptr<class TransportEvents> transport_events_;
+  std::unique_ptr<class WatchedCopier> copier_;
   std::unique_ptr<KvTransport> transport_;
   grpc::Service* kv_service_ = nullptr;  // The transport's, if it has one.
   std::unique_ptr<Executor> executor_;

@@ -4,34 +4,56 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/packed_image.h"
+#include "runtime/transport/nccl/nccl_transport.h"
+#include "runtime/transport/stream/staging_buffers.h"
 #include "runtime/transport/ucx/shm_folder.h"
 
 namespace tandem {
 namespace {
 
-// What moves blocks of that backend's pool.
-absl::StatusOr<std::string> TransportOf(const std::string& transport, const Backend& backend) {
-  const bool on_host = backend.pool_kind() == MemoryKind::kHost;
-  if (transport == "auto") return on_host ? "ucx" : "grpc";
-  if (transport != "ucx" || on_host) return transport;
-  return absl::InvalidArgumentError(
-      "--transport: ucx moves the host's memory, and the KV pool is the device's; choose grpc");
+// Whose memory a transport moves; grpc moves both.
+struct Mover {
+  const char* transport;
+  MemoryKind kind;
+  const char* refusal;
+};
+constexpr Mover kMovers[] = {
+    {"ucx", MemoryKind::kHost,
+     "ucx moves the host's memory, and the KV pool is the device's; choose grpc"},
+    {"nccl", MemoryKind::kDevice,
+     "nccl moves a GPU's memory, and the KV pool is the host's; choose grpc or ucx"},
+};
+
+// What moves blocks of that kind of pool.
+absl::StatusOr<std::string> TransportOf(const std::string& transport, MemoryKind pool) {
+  if (transport == "auto") return pool == MemoryKind::kHost ? "ucx" : "grpc";
+  for (const Mover& mover : kMovers) {
+    if (transport == mover.transport && pool != mover.kind) {
+      return absl::InvalidArgumentError(absl::StrCat("--transport: ", mover.refusal));
+    }
+  }
+  return transport;
 }
 
-absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const Backend& backend) {
+absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const Backend& backend,
+                                           int64_t block_bytes) {
   WorkerMemory memory;
   TANDEM_ASSIGN_OR_RETURN(memory.device, backend.MeasureMemory());
-  if (transport == "nccl" && backend.pool_kind() != MemoryKind::kDevice) {
-    return absl::InvalidArgumentError(
-        "--transport: nccl moves a GPU's memory, and the KV pool is the host's; choose grpc or "
-        "ucx");
+  if (transport == "ucx") {
+    RemoveAbandonedPools();
+    TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
+  } else if (transport == "nccl") {
+    memory.transport_bytes = NcclTransport::DeviceBytes(block_bytes);
+    memory.transport_owner =
+        absl::StrFormat("NCCL's slots for %d links", NcclTransport::kPlannedLinks);
+  } else if (backend.pool_kind() == MemoryKind::kDevice) {
+    memory.pinned_bytes = StagingBuffers::PinnedBytes(block_bytes);
   }
-  if (transport != "ucx") return memory;
-  RemoveAbandonedPools();
-  TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
   return memory;
 }
 
@@ -39,7 +61,8 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
 
 absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineLimits& machine,
                                       const Backend& backend) {
-  TANDEM_ASSIGN_OR_RETURN(const std::string transport, TransportOf(options.transport, backend));
+  TANDEM_ASSIGN_OR_RETURN(const std::string transport,
+                          TransportOf(options.transport, backend.pool_kind()));
   const ModelOptions model_options{
       .folder = options.model,
       .load_format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors,
@@ -60,10 +83,11 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .window = model.config.largest_window(),
       .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute),
       .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.types.compute)};
-  TANDEM_ASSIGN_OR_RETURN(const WorkerMemory memory, MeasureMemory(transport, backend));
+  TANDEM_ASSIGN_OR_RETURN(const WorkerMemory memory,
+                          MeasureMemory(transport, backend, model_sizes.block_bytes));
   TANDEM_ASSIGN_OR_RETURN(const WorkerSizes sizes,
                           SizeWorker(options, model_sizes, machine, memory));
-  return WorkerPlan{transport, model_options, model, layout, sizes};
+  return WorkerPlan{transport, model_options, model, layout, sizes, memory};
 }
 
 void RemoveAbandonedPools() { ShmFolder::RemoveAbandoned(); }

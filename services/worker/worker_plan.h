@@ -20,6 +20,7 @@ struct WorkerPlan {
   ModelPlan model;
   KvLayout layout;
   WorkerSizes sizes;
+  WorkerMemory memory;  // As it was measured.
 };
 
 // Reads headers of the model's files, and no weights. Removes what dead workers left in /dev/shm,

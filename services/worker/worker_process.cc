@@ -122,6 +122,7 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
+  worker.on_hung = [] { std::_Exit(kExitToBeReplaced); };
   worker.secret = secret;
   worker.tls = options.fleet.tls;
   worker.memory_limit_bytes = MemoryLimit(options, machine);
@@ -156,6 +157,19 @@ ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) 
   };
 }
 
+// What came of the plan.
+absl::Status LogDeviceMemory(const WorkerPlan& plan, const Backend& backend) {
+  if (!plan.memory.device.has_value()) return absl::OkStatus();
+  TANDEM_ASSIGN_OR_RETURN(const std::optional<DeviceMemory> now, backend.MeasureMemory());
+  const int64_t taken_bytes = plan.memory.device->free_bytes - now->free_bytes;
+  LogInfo("device memory", {{"taken_bytes", taken_bytes},
+                            {"of_which_kv_bytes", plan.sizes.kv.pool_bytes()},
+                            {"of_which_weights_bytes", plan.model.weights_bytes},
+                            {"free_bytes", now->free_bytes},
+                            {"total_bytes", now->total_bytes}});
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                     const BackendFactory& create_backend,
                                     const NcclFactory& open_nccl, const FleetSecret& secret) {
@@ -186,6 +200,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
   config.nccl = process.nccl.get();
   TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));
+  LogInfo("memory", {{"plan", plan.sizes.memory}});
+  TANDEM_RETURN_IF_ERROR(LogDeviceMemory(plan, *process.backend));
   LogInfo("serving", {{"port", process.worker->port()},
                       {"admin", process.worker->admin_port()},
                       {"role", options.role},

@@ -46,13 +46,18 @@ struct MemoryBill {
   int64_t limit_bytes, scratch_bytes, reserve_bytes;
   std::string reserve_owner;
   int32_t step_tokens;
+  int64_t transport_bytes = 0;
+  std::string transport_owner;
+  int64_t pinned_bytes = 0;  // The host's, beside a device's.
 
   int64_t share_bytes() const {
     const int64_t once_bytes = router_bytes + (weights_are_shared ? weights_bytes : 0);
     return (machine_bytes - once_bytes) / num_workers - (weights_are_shared ? 0 : weights_bytes);
   }
   // For KV, of each worker.
-  int64_t free_bytes() const { return share_bytes() - limit_bytes - scratch_bytes - reserve_bytes; }
+  int64_t free_bytes() const {
+    return share_bytes() - limit_bytes - scratch_bytes - transport_bytes - reserve_bytes;
+  }
   // The flag that takes most.
   const char* dearest_flag() const {
     if (weights_bytes >= std::max(limit_bytes, scratch_bytes)) return "--model";
@@ -78,9 +83,16 @@ struct MemoryBill {
     if (limit_bytes > 0) {
       absl::StrAppendFormat(&text, " --memory-limit takes %s,", FormatByteSize(limit_bytes));
     }
-    absl::StrAppendFormat(&text, " computing %d tokens in a step %s and %s %s", step_tokens,
-                          FormatByteSize(scratch_bytes), reserve_owner,
-                          FormatByteSize(reserve_bytes));
+    absl::StrAppendFormat(&text, " computing %d tokens in a step %s", step_tokens,
+                          FormatByteSize(scratch_bytes));
+    if (transport_bytes > 0) {
+      absl::StrAppendFormat(&text, ", %s %s", transport_owner, FormatByteSize(transport_bytes));
+    }
+    absl::StrAppendFormat(&text, " and %s %s", reserve_owner, FormatByteSize(reserve_bytes));
+    if (pinned_bytes > 0) {
+      absl::StrAppendFormat(&text, " (and of the host's, pinned for blocks on their way, %s)",
+                            FormatByteSize(pinned_bytes));
+    }
     return text;
   }
   // What an operator may do about it.
@@ -106,8 +118,9 @@ MemoryBill HostBill(const SizeOptions& options, const ModelSizes& model,
 // On a GPU every worker has weights of its own. InvalidArgument if others hold what it
 // may take.
 absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSizes& model,
-                                      const DeviceMemory& device, int64_t scratch_bytes,
+                                      const WorkerMemory& memory, int64_t scratch_bytes,
                                       int32_t step_tokens) {
+  const DeviceMemory& device = *memory.device;
   MemoryBill bill = {
       .owner = absl::StrFormat("--gpu-memory-utilization %g allows of the GPU's %s",
                                options.gpu_memory_utilization, FormatByteSize(device.total_bytes)),
@@ -122,7 +135,10 @@ absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSiz
       .scratch_bytes = scratch_bytes,
       .reserve_bytes = kDeviceReserve,
       .reserve_owner = "CUDA and its workspaces",
-      .step_tokens = step_tokens};
+      .step_tokens = step_tokens,
+      .transport_bytes = memory.transport_bytes,
+      .transport_owner = memory.transport_owner,
+      .pinned_bytes = memory.pinned_bytes};
   // A part of the reserve is taken by now.
   const int64_t part_bytes = bill.machine_bytes / bill.num_workers;
   if (device.free_bytes + kDeviceReserve >= part_bytes) return bill;
@@ -257,7 +273,7 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
   MemoryBill bill = HostBill(options, model, machine, scratch_bytes, sizes.max_batched_tokens);
   if (memory.device.has_value()) {
     TANDEM_ASSIGN_OR_RETURN(
-        bill, DeviceBill(options, model, *memory.device, scratch_bytes, sizes.max_batched_tokens));
+        bill, DeviceBill(options, model, memory, scratch_bytes, sizes.max_batched_tokens));
   }
   TANDEM_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(bill));
   // One whose window leaves blocks behind needs fewer than its tokens have; but a prompt that is
@@ -309,6 +325,8 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
   sizes.kv = {.block_tokens = options.block_size,
               .num_blocks = static_cast<int32_t>(num_blocks),
               .block_bytes = model.block_bytes};
+  sizes.memory =
+      absl::StrFormat("%s; KV has %s", bill.ToString(), FormatByteSize(sizes.kv.pool_bytes()));
   return sizes;
 }
 

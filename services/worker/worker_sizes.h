@@ -51,6 +51,7 @@ struct WorkerSizes {
   int32_t max_sequences = 0;
   int32_t max_batched_tokens = 0;
   KvGeometry kv;
+  std::string memory;  // What each part takes of it, in words.
 };
 
 // Threads that compute: at least one; by default one of each core.
@@ -64,6 +65,11 @@ int Niceness(const SizeOptions& options);
 struct WorkerMemory {
   std::optional<SharedMemory> shared;  // The pool lives there.
   std::optional<DeviceMemory> device;  // Weights, pool and what it computes with live there.
+  // For blocks on their way beside a device's pool: of the device, and what takes it; and pinned
+  // memory of the host.
+  int64_t transport_bytes = 0;
+  std::string transport_owner;
+  int64_t pinned_bytes = 0;
 };
 
 // Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the

@@ -3,6 +3,7 @@ kills. Their devices are kernels/fenced, once with the KV pool on this side of t
 emulated GPU (kernels/cuda/emulated), which runs the kernels of GPUs and takes seconds for what they do at once."""
 
 import concurrent.futures
+import signal
 
 import pytest
 
@@ -12,6 +13,7 @@ from test_faults import AT_ONCE, Load, ask, mixed_requests
 from test_mixed_machines import fingerprint
 
 RESUMES = 10
+EXIT_TO_BE_REPLACED = 3
 PATIENT = "--liveness-scale=10"  # With who computes for seconds.
 
 
@@ -105,3 +107,26 @@ def test_a_fleet_of_gpus_loses_no_token(tmp_path):
             assert list(answers) == want
         assert router.total("tandem_stream_resumes_total") > 0
         router.wait_idle(60)
+
+
+def test_a_gpu_whose_kernels_hang_is_left_and_its_streams_go_on(tmp_path, hybrid):
+    """The worker ends itself; nobody kills it. The router, which is patient, has moved nothing before."""
+    requests = short_requests(45, 2)
+    want = [ask(hybrid, request) for request in requests]
+    gpu = worker(tmp_path, "gpu", "--isa=fma", "--liveness-scale=0.3", "--transport=grpc")  # Hung after 18 s.
+    other = worker(tmp_path, "cpu", "--transport=grpc")
+    with other, gpu, Router(tmp_path, [gpu, other], PATIENT) as router:
+        router.wait_alive("hybrid", 2)
+        other.kill()
+        router.wait_alive("hybrid", 1)
+        before = router.total("tandem_generated_tokens_total")
+        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+            answers = pool.map(lambda request: ask(router, request), requests)
+            wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
+            gpu.process.send_signal(signal.SIGUSR1)
+            assert gpu.process.wait(60) == EXIT_TO_BE_REPLACED
+            other.start()
+            assert list(answers) == want
+        assert "a step has no end" in gpu.log_path.read_text()
+        assert router.total("tandem_stream_resumes_total") > 0
+        gpu.start()

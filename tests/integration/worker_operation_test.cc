@@ -21,10 +21,13 @@
 
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
+#include "runtime/protocol/ended_lives.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/server/limits.h"
+#include "services/worker/hang_watch.h"
 #include "services/worker/worker.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
@@ -381,6 +384,32 @@ TEST(WorkerOperationTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
   worker->gate.Open();
   EXPECT_TRUE(Eventually(healthy));
   EXPECT_TRUE(Eventually([&] { return get("/ready").status == 200; }));
+}
+
+// A device that waits for ever is given back by the end of the process alone. A slow step is not
+// that, however long it takes.
+TEST(WorkerOperationTest, AStepThatHasNoEndEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto serve = [] {
+    WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+    config.liveness_scale = 0.05;
+    config.on_hung = [] { std::_Exit(kExitToBeReplaced); };
+    auto worker = StartTestWorker(config);
+    const LivenessTimes times = LivenessTimes::Scaled(config.liveness_scale);
+    Watcher watch(*worker);
+    worker->gate.Close(/*slow=*/true);
+    Router router(*worker);
+    router.Send(MakeSubmit(1, RandomTokens(30, 12), 5));
+    watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.has_work; });
+    const int64_t looks = 2 * kHungStalls * times.engine_stalled_us / times.heartbeat_us;
+    for (int64_t i = 0; i < looks; ++i) watch.Next();
+    LogInfo("slow as it was, it went on");
+    worker->gate.Close();
+    while (router.Listen().finished == 0) {  // Until the process ends.
+    }
+  };
+  EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced),
+              "slow as it was(.|\n)*a step has no end.*\"seconds\":3.*\"tokens\":30,");
 }
 
 // It takes next to no CPU time, whatever the machine does besides.

@@ -42,10 +42,14 @@ TEST(CreateBackendTest, NamesWhatItMade) {
 }
 
 TEST(CreateBackendTest, OnlyWhatNamesADeviceIsOne) {
-  for (const char* const device : {"auto", "cpu", "cuda", "cuda:0", "cuda:15"}) {
+  for (const char* const device : {"auto", "cpu", "cuda", "cuda:0", "cuda:15",
+                                   "cuda:GPU-8f6a1234-0000-abcd-EF01-0123456789ab"}) {
     EXPECT_TRUE(CheckDevice(device).ok()) << device;
   }
-  for (const char* const device : {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999999999"}) {
+  for (const char* const device :
+       {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999999999", "cuda:GPU-8f6a",
+        "GPU-8f6a1234-0000-abcd-ef01-0123456789ab", "cuda:GPU-8f6a1234-0000-abcd-ef01-0123456789ag",
+        "cuda:GPU-8f6a1234-0000-abcd-ef01-0123456789ab0"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckDevice(device))) << device;
     EXPECT_TRUE(absl::IsInvalidArgument(CreateBackend({.device = device}).status())) << device;
   }

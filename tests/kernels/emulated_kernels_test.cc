@@ -1,13 +1,17 @@
 // The kernels of GPUs without a GPU: every operation in every type has the bits of the CPU's class
 // `fma`, in whatever order threads run, and no barrier and no wait could be left out.
 
+#include <gmock/gmock.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/cuda/visible_gpus.h"
@@ -307,6 +311,62 @@ TEST(VisibleGpusTest, ANumberIsOneOfThoseThatTheProcessSees) {
   EXPECT_TRUE(absl::IsInvalidArgument(NameOfGpu("", 0).status()));
 }
 
+// CUDA_VISIBLE_DEVICES, for a test.
+class NarrowedTest : public testing::Test {
+ protected:
+  NarrowedTest() : before_(Get()) {}
+  ~NarrowedTest() override { Set(before_); }
+
+  static std::optional<std::string> Get() {
+    const char* const value = std::getenv("CUDA_VISIBLE_DEVICES");
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  }
+  static void Set(const std::optional<std::string>& value) {
+    if (value.has_value()) {
+      setenv("CUDA_VISIBLE_DEVICES", value->c_str(), 1);
+    } else {
+      unsetenv("CUDA_VISIBLE_DEVICES");
+    }
+  }
+
+ private:
+  const std::optional<std::string> before_;
+};
+
+TEST_F(NarrowedTest, GpusHaveNamesThatNoEnvironmentChanges) {
+  const std::string uuids[] = {emulated::UuidOf(0), emulated::UuidOf(1), emulated::UuidOf(2)};
+  EXPECT_EQ(uuids[2], "GPU-00000000-0000-0000-0000-000000000002");
+  Set(std::nullopt);
+  EXPECT_THAT(VisibleGpus(), testing::ElementsAreArray(uuids));
+  Set("2,0");
+  EXPECT_THAT(VisibleGpus(), testing::ElementsAre(uuids[2], uuids[0]));
+  Set(uuids[1] + ",2");
+  EXPECT_THAT(VisibleGpus(), testing::ElementsAre(uuids[1], uuids[2]));
+  Set("");
+  EXPECT_THAT(VisibleGpus(), testing::IsEmpty());
+}
+
+// Dealt out in one environment, taken in another: the same card, or none.
+TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
+  for (const char* const narrowed : {"0", "2,1", "1,GPU-gone", ""}) {
+    for (int gpu = 0; gpu < emulated::kNumGpus; ++gpu) {
+      Set(narrowed);
+      ASSERT_TRUE(SeeOneGpu(emulated::UuidOf(gpu)).ok()) << narrowed;
+      EXPECT_THAT(VisibleGpus(), testing::ElementsAre(emulated::UuidOf(gpu))) << narrowed;
+    }
+  }
+  Set("2,1");
+  ASSERT_TRUE(SeeOneGpu(1).ok());
+  EXPECT_THAT(VisibleGpus(), testing::ElementsAre(emulated::UuidOf(1)));
+  Set(std::nullopt);
+  const absl::Status gone = SeeOneGpu(emulated::UuidOf(3));
+  EXPECT_TRUE(absl::IsFailedPrecondition(gone)) << gone;
+  EXPECT_THAT(gone.ToString(), testing::HasSubstr("000000000003 is none of this machine's GPUs"));
+  const absl::Status backend = CreateCudaBackend(CudaProducts::kFma).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(backend)) << backend;
+  EXPECT_THAT(backend.ToString(), testing::HasSubstr("no CUDA-capable device"));
+}
+
 TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {
   constexpr size_t kBytes = 64 * 83;
   constexpr int64_t kBlocks = 520;  // more than a launch takes
@@ -354,7 +414,9 @@ TEST_F(EmulatedKernelsTest, AnyCallOfTheRuntimeMayFail) {
   for (bool failed = true; failed; call += 1 + call / 10) {
     emulated::FailCall(call, call % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorUnknown);
     const auto gpu = CreateCudaBackend(CudaProducts::kTensorCores);
-    failed = !gpu.ok() || !ProbeOperations(**gpu, shape, seed_).ok();
+    const bool ok = gpu.ok() && ProbeOperations(**gpu, shape, seed_).ok();
+    failed = !emulated::FailedCall().empty();
+    EXPECT_TRUE(ok || failed) << call;
     emulated::FailCall(0, cudaSuccess);
     ASSERT_LT(call, 5000);
   }

@@ -132,6 +132,18 @@ TEST_P(EmulatedReplayTest, AnyCallOfTheRuntimeMayFail) {
   }
 }
 
+// A graph is what a step can do without: where memory lacks for one, it is enqueued.
+TEST_P(EmulatedReplayTest, WithoutMemoryForAGraphOperationsAreEnqueued) {
+  for (const int call : {1, 3, 4, 5}) {  // Begin of the capture, its end, making and launching it.
+    const DeviceBuffer sum = Upload({0}), one = Upload({1});
+    ASSERT_OK(ReplayAdd(call, sum, one));
+    emulated::FailCall(call, cudaErrorMemoryAllocation);
+    for (int i = 0; i < 3; ++i) ASSERT_OK(ReplayAdd(call, sum, one));
+    EXPECT_NE(emulated::FailedCall(), "");
+    EXPECT_EQ(Download(sum), std::vector<float>({4})) << call;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, EmulatedReplayTest, testing::Values("cuda"), DeviceName);
 #endif
 

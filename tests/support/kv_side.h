@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,12 +39,12 @@ class FarMemory final : public DeviceCopier {
                                         (uintptr_t{1} << 62));
   }
   absl::Status Download(void* to, const void* device, size_t size_bytes) override {
-    TANDEM_RETURN_IF_ERROR(Count());
+    TANDEM_RETURN_IF_ERROR(Count(to));
     std::memcpy(to, Across(device), size_bytes);
     return absl::OkStatus();
   }
   absl::StatusOr<uint32_t> Upload(void* device, const void* from, size_t size_bytes) override {
-    TANDEM_RETURN_IF_ERROR(Count());
+    TANDEM_RETURN_IF_ERROR(Count(from));
     std::memcpy(Across(device), from, size_bytes);
     return Crc32c(Across(device), size_bytes);
   }
@@ -50,14 +52,39 @@ class FarMemory final : public DeviceCopier {
     return Upload(device, Across(from), size_bytes);
   }
 
+  absl::StatusOr<std::byte*> AllocatePinned(size_t size_bytes) override {
+    if (broken) return absl::ResourceExhaustedError("no memory can be pinned");
+    TANDEM_ASSIGN_OR_RETURN(std::byte* const memory, DeviceCopier::AllocatePinned(size_bytes));
+    MutexLock lock(&mu_);
+    pinned_.insert(memory);
+    return memory;
+  }
+  void FreePinned(std::byte* memory) override {
+    {
+      MutexLock lock(&mu_);
+      pinned_.erase(memory);
+    }
+    DeviceCopier::FreePinned(memory);
+  }
+  int64_t num_pinned() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return std::ssize(pinned_);
+  }
+
   std::atomic<bool> broken = false;
   std::atomic<int64_t> copies = 0;
+  std::atomic<int64_t> detours = 0;  // Those of them whose host side is not pinned.
 
  private:
-  absl::Status Count() {
+  absl::Status Count(const void* host) EXCLUDES(mu_) {
     ++copies;
+    MutexLock lock(&mu_);
+    if (!pinned_.contains(static_cast<const std::byte*>(host))) ++detours;
     return broken ? absl::InternalError("the device has failed") : absl::OkStatus();
   }
+
+  Mutex mu_;
+  std::set<const std::byte*> pinned_ GUARDED_BY(mu_);
 };
 
 // Where the host has a block of a pool, a far one too.

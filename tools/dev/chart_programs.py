@@ -32,7 +32,9 @@ def bounds_are_those_of(program, schema, definitions):
                 if re.search(allowed["pattern"], value) and f"--{name}" in refusal(program, f"--{name}={value}"):
                     yield f"{program} does not take --{name}={value}"
         elif kind == "DEVICE":
-            devices = ("auto", "cpu", "cuda", "cuda:0", "cuda:31", "cuda:", "cuda:x", "gpu")
+            uuid = "GPU-8f6a1234-0000-abcd-EF01-0123456789ab"
+            devices = ("auto", "cpu", "cuda", "cuda:0", "cuda:31", f"cuda:{uuid}", "cuda:", "cuda:x", f"cuda:{uuid}0",
+                       uuid, "gpu")
             wanted = [device for device in devices if not refusal(program, f"--{name}={device}", "--model=m")]
             said = [device for device in devices if re.search(allowed["pattern"], device)]
         elif kind in ("", "URL,..."):

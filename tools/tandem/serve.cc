@@ -58,7 +58,7 @@ struct ServeOptions {
 WorkerGpus GpusOf(const ServeOptions& options) {
   return {.device = options.engine.device,
           .num_workers = options.num_workers(),
-          .num_gpus = NumGpus(options.backend())};
+          .gpus = ListGpus(options.backend())};
 }
 
 void Declare(ServeOptions* o, FlagSet* flags) {

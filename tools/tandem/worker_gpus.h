@@ -3,10 +3,10 @@
 #ifndef TANDEM_TOOLS_TANDEM_WORKER_GPUS_H_
 #define TANDEM_TOOLS_TANDEM_WORKER_GPUS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
-
-#include "absl/strings/str_cat.h"
+#include <vector>
 
 namespace tandem {
 
@@ -15,18 +15,21 @@ namespace tandem {
 struct WorkerGpus {
   std::string device;  // --device, as given
   int32_t num_workers = 0;
-  int32_t num_gpus = 0;
+  std::vector<std::string> gpus;  // Each a --device, by its UUID: the same card in every process.
 
-  bool dealt() const { return num_gpus > 1; }
-  std::string device_of(int32_t worker) const {
-    return dealt() ? absl::StrCat("cuda:", worker % num_gpus) : device;
+  bool dealt() const { return gpus.size() > 1; }
+  const std::string& device_of(int32_t worker) const {
+    return dealt() ? gpus[static_cast<size_t>(worker % num_gpus())] : device;
   }
   // How many have that worker's GPU, itself included.
   int32_t share_of(int32_t worker) const {
     if (!dealt()) return num_workers;
-    const int32_t gpu = worker % num_gpus;
-    return num_workers / num_gpus + (gpu < num_workers % num_gpus ? 1 : 0);
+    const int32_t gpu = worker % num_gpus();
+    return num_workers / num_gpus() + (gpu < num_workers % num_gpus() ? 1 : 0);
   }
+
+ private:
+  int32_t num_gpus() const { return static_cast<int32_t>(gpus.size()); }
 };
 
 }  // namespace tandem

@@ -10,12 +10,16 @@
 #define TANDEM_KERNELS_CUDA_EMULATED_CUDA_RUNTIME_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <string>
 
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
   cudaErrorUnknown = 999,
   cudaErrorLaunchFailure = 719,
   cudaErrorStreamCaptureUnsupported = 900,
@@ -29,8 +33,12 @@ enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   int major;
   int minor;
   int multiProcessorCount;
@@ -45,6 +53,8 @@ using cudaGraphExec_t = struct CUgraphExec_st*;
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 
+// The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now, by numbers
+// or UUIDs, up to the first that there is not. All have one memory.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
 
@@ -75,15 +85,30 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 
 namespace tandem::emulated {
 
-// `work` says whether it went well.
-cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work);
+// `work` says whether it went well. `call` is what FailCall calls it.
+cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work,
+                    const char* call = "a kernel's launch");
+
+inline constexpr int kNumGpus = 3;
+// As visible_gpus.h has it.
+std::string UuidOf(int gpu);
 
 // How many bytes were to be copied to the host since the last call.
 size_t TakeDownloadedBytes();
 
+// What was made and not yet given back: pieces of memory, streams, events, graphs.
+int64_t NumObjects();
+
+// From now on what is enqueued on any stream, if it has not begun, begins no more before this says
+// so: a kernel that hangs. Signal handlers may set it.
+void Hang(bool hangs);
+
 // The `call`-th of the calls above from now on, 1 being the next, fails with `error`, once, and
-// does nothing. Waiting, freeing, destroying and asking do not count.
+// does nothing; but who waits has waited, and what is enqueued with cudaErrorLaunchFailure fails
+// once it runs. Giving back does not count. 0: none is to fail any more.
 void FailCall(int call, cudaError_t error);
+// Which one has failed since that was said; empty: none has.
+std::string FailedCall();
 
 }  // namespace tandem::emulated
 

@@ -2,13 +2,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_split.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/fenced/fenced_stream.h"
 
@@ -34,11 +37,15 @@ constexpr size_t kDeviceBytes = size_t{8} << 30;
 
 std::atomic<int> calls_to_failure{0};
 std::atomic<cudaError_t> failure{cudaSuccess};
+std::atomic<const char*> failed_call{nullptr};
 std::atomic<size_t> downloaded_bytes{0};
+std::atomic<bool> hanging{false};
+std::atomic<int64_t> num_objects{0};  // But memory.
 
 // cudaSuccess, unless this call is the one that is to fail.
-cudaError_t CountCall() {
+cudaError_t CountCall(const char* call = __builtin_FUNCTION()) {
   if (calls_to_failure == 0 || --calls_to_failure > 0) return cudaSuccess;
+  failed_call = call;
   return failure;
 }
 
@@ -55,8 +62,8 @@ std::map<void*, Mapping>& Mappings() {
   return *mappings;
 }
 
-cudaError_t Allocate(void** data, size_t size_bytes, bool on_device) {
-  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+cudaError_t Allocate(void** data, size_t size_bytes, bool on_device, const char* call) {
+  if (const cudaError_t error = CountCall(call); error != cudaSuccess) return error;
   const size_t aligned = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   const size_t device_bytes = on_device ? aligned : 0;
   {
@@ -91,6 +98,23 @@ cudaError_t ErrorOf(const absl::Status& status) {
   return status.ok() ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
+// Their numbers on the machine.
+std::vector<int> SeenGpus() {
+  std::vector<int> seen;
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) {
+    for (int gpu = 0; gpu < kNumGpus; ++gpu) seen.push_back(gpu);
+    return seen;
+  }
+  for (const absl::string_view name : absl::StrSplit(visible, ',')) {
+    int gpu = 0;
+    while (gpu < kNumGpus && name != std::to_string(gpu) && name != UuidOf(gpu)) ++gpu;
+    if (gpu == kNumGpus) break;
+    seen.push_back(gpu);
+  }
+  return seen;
+}
+
 // All streams, for cudaFree, which waits for the device.
 std::mutex streams_mutex;
 std::map<CUstream_st*, int>& Streams() {
@@ -100,10 +124,12 @@ std::map<CUstream_st*, int>& Streams() {
 
 }  // namespace
 
-cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work) {
-  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
-  FencedStream::Work later = [work = std::move(work)] {
-    return work() ? absl::OkStatus() : absl::InternalError("a kernel failed");
+cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work, const char* call) {
+  const cudaError_t error = CountCall(call);
+  if (error != cudaSuccess && error != cudaErrorLaunchFailure) return error;
+  FencedStream::Work later = [work = std::move(work), fails = error != cudaSuccess] {
+    hanging.wait(true);
+    return !fails && work() ? absl::OkStatus() : absl::InternalError("a kernel failed");
   };
   if (stream->captured != nullptr) {
     stream->captured->work.push_back(std::move(later));
@@ -113,11 +139,31 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work) {
   return cudaSuccess;
 }
 
+std::string UuidOf(int gpu) {
+  return "GPU-00000000-0000-0000-0000-00000000000" + std::to_string(gpu);
+}
+
 size_t TakeDownloadedBytes() { return downloaded_bytes.exchange(0); }
+
+int64_t NumObjects() {
+  const std::scoped_lock lock(mappings_mutex);
+  return num_objects + static_cast<int64_t>(Mappings().size());
+}
+
+void Hang(bool hangs) {
+  hanging = hangs;
+  if (!hangs) hanging.notify_all();
+}
 
 void FailCall(int call, cudaError_t error) {
   failure = error;
+  failed_call = nullptr;
   calls_to_failure = call;
+}
+
+std::string FailedCall() {
+  const char* const call = failed_call;
+  return call == nullptr ? "" : call;
 }
 
 }  // namespace tandem::emulated
@@ -132,6 +178,10 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation:
       return "cudaErrorMemoryAllocation";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
     case cudaErrorStreamCaptureUnsupported:
@@ -150,6 +200,10 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid argument";
     case cudaErrorMemoryAllocation:
       return "out of memory";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
     case cudaErrorLaunchFailure:
       return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
@@ -161,26 +215,35 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  *count = static_cast<int>(tandem::emulated::SeenGpus().size());
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*index*/) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  const std::vector<int> seen = tandem::emulated::SeenGpus();
+  if (index >= static_cast<int>(seen.size())) {
+    return seen.empty() ? cudaErrorNoDevice : cudaErrorInvalidDevice;
+  }
   *properties = {.name = "emulated GPU",
+                 .uuid = {},
                  .major = 9,
                  .minor = 0,
                  .multiProcessorCount = 4,
                  .sharedMemPerBlockOptin = 227 * 1024};
+  properties->uuid.bytes[15] = static_cast<char>(seen[static_cast<size_t>(index)]);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   const std::scoped_lock lock(tandem::emulated::mappings_mutex);
   *total_bytes = tandem::emulated::kDeviceBytes;
   *free_bytes = tandem::emulated::kDeviceBytes - tandem::emulated::used_device_bytes;
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t size_bytes) {
-  return tandem::emulated::Allocate(data, size_bytes, /*on_device=*/true);
+  return tandem::emulated::Allocate(data, size_bytes, /*on_device=*/true, __func__);
 }
 cudaError_t cudaFree(void* data) {
   {
@@ -192,13 +255,14 @@ cudaError_t cudaFree(void* data) {
   return tandem::emulated::Free(data);
 }
 cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
-  return tandem::emulated::Allocate(data, size_bytes, /*on_device=*/false);
+  return tandem::emulated::Allocate(data, size_bytes, /*on_device=*/false, __func__);
 }
 cudaError_t cudaFreeHost(void* data) { return tandem::emulated::Free(data); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   *stream = new CUstream_st;
+  ++tandem::emulated::num_objects;
   const std::scoped_lock lock(tandem::emulated::streams_mutex);
   tandem::emulated::Streams()[*stream] = 0;
   return cudaSuccess;
@@ -209,11 +273,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     tandem::emulated::Streams().erase(stream);
   }
   delete stream;
+  --tandem::emulated::num_objects;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream->captured != nullptr) return cudaErrorStreamCaptureUnsupported;
-  return tandem::emulated::ErrorOf(stream->stream.Wait(stream->stream.Release()));
+  const cudaError_t waited =
+      tandem::emulated::ErrorOf(stream->stream.Wait(stream->stream.Release()));
+  const cudaError_t error = CountCall();
+  return error == cudaSuccess ? waited : error;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
@@ -222,22 +290,24 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
     std::memset(to, 0xFF, size_bytes);
     tandem::emulated::downloaded_bytes += size_bytes;
   }
-  return tandem::emulated::Enqueue(stream, [=] {
+  const auto copy = [=] {
     std::memcpy(to, from, size_bytes);
     return true;
-  });
+  };
+  return tandem::emulated::Enqueue(stream, copy, __func__);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   if (stream->captured != nullptr) return cudaErrorInvalidValue;
   stream->captured = new CUgraph_st;
+  ++tandem::emulated::num_objects;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = std::exchange(stream->captured, nullptr);
   if (const cudaError_t error = CountCall(); error != cudaSuccess) {
-    delete std::exchange(*graph, nullptr);
+    cudaGraphDestroy(std::exchange(*graph, nullptr));
     return error;
   }
   return *graph == nullptr ? cudaErrorInvalidValue : cudaSuccess;
@@ -246,6 +316,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned /*flags*/) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   *executable = new CUgraphExec_st{*graph};
+  ++tandem::emulated::num_objects;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
@@ -254,21 +325,25 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  if (graph != nullptr) --tandem::emulated::num_objects;
   delete graph;
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;
+  --tandem::emulated::num_objects;
   return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   *event = new CUevent_st;
+  ++tandem::emulated::num_objects;
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
+  --tandem::emulated::num_objects;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -277,5 +352,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return tandem::emulated::ErrorOf(event->stream->stream.Wait(event->point));
+  const cudaError_t waited = tandem::emulated::ErrorOf(event->stream->stream.Wait(event->point));
+  const cudaError_t error = CountCall();
+  return error == cudaSuccess ? waited : error;
 }

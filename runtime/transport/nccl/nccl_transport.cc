@@ -474,7 +474,7 @@ absl::StatusOr<std::byte*> NcclTransport::TakeSlots() {
       return slots;
     }
   }
-  return api_->Malloc((NcclPair::kWindow + 1) * block_bytes());
+  return api_->Malloc(static_cast<size_t>(kSlots) * block_bytes());
 }
 
 void NcclTransport::GiveBackSlots(std::byte* slots) {

@@ -16,6 +16,7 @@
 #define TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
 
 #include <chrono>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <string>
@@ -28,6 +29,7 @@
 #include "runtime/transport/holders.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/nccl_pair.h"
 #include "runtime/transport/stream/frame_stream.h"
 #include "runtime/transport/stream/named_links.h"
 
@@ -41,6 +43,13 @@ struct NcclOptions {
 
 class NcclTransport final : public KvTransport {
  public:
+  // What workers leave of the device's memory for it, beside what NCCL itself takes: what a link's
+  // probe sends, and slots for so many receiving links. More links take theirs when they come.
+  static constexpr int kPlannedLinks = 8;
+  static constexpr int64_t DeviceBytes(int64_t block_bytes) {
+    return (1 + kPlannedLinks * kSlots) * block_bytes;
+  }
+
   // `receiver` and `listener` outlive the transport. Errors of CheckPool; FailedPrecondition if the
   // pool is the host's, or NCCL does not work; ResourceExhausted if the device has no memory left.
   static absl::StatusOr<std::unique_ptr<NcclTransport>> Create(
@@ -73,6 +82,10 @@ class NcclTransport final : public KvTransport {
   void Keep() EXCLUDES(mu_);
   std::list<std::thread> TakeEnded() REQUIRES(mu_);
   absl::Status MakeId() EXCLUDES(mu_);
+
+  // Blocks of the device that a receiving link has: those that are under way, and one for what has
+  // no place.
+  static constexpr int64_t kSlots = NcclPair::kWindow + 1;
 
   size_t block_bytes() const { return static_cast<size_t>(options_.pool.kv.block_bytes); }
   // Slots of a receiving link. What has been given back is given out again: to free memory waits

@@ -75,8 +75,8 @@ class StreamTransport::SendLink final : public SendingLink,
 class StreamTransport::Payload final : public FramePayload {
  public:
   // `copy`: where the bytes lie, if not in the pool.
-  Payload(std::span<const std::byte> bytes, std::unique_ptr<std::byte[]> copy,
-          StreamTransport* transport, std::shared_ptr<SendLink> link, uint64_t send_id, bool probe)
+  Payload(std::span<const std::byte> bytes, StagingBuffers::Buffer copy, StreamTransport* transport,
+          std::shared_ptr<SendLink> link, uint64_t send_id, bool probe)
       : FramePayload(bytes),
         hold_(&transport->holders_),
         transport_(transport),
@@ -91,7 +91,7 @@ class StreamTransport::Payload final : public FramePayload {
  private:
   const Holders::Hold hold_;  // Goes last.
   StreamTransport* const transport_;
-  const std::unique_ptr<std::byte[]> copy_;
+  const StagingBuffers::Buffer copy_;
   const std::shared_ptr<SendLink> link_;
   const uint64_t send_id_;
   const bool probe_;
@@ -144,11 +144,11 @@ absl::Status StreamTransport::SendLink::TryWriteNext() {
   const auto size_bytes = static_cast<size_t>(pool.kv.block_bytes);
   const bool probe = waiting_.front().probe();
   const std::byte* bytes = probe ? transport_->probe_.data() : pool.block(waiting_.front().block);
-  std::unique_ptr<std::byte[]> copy;
+  StagingBuffers::Buffer copy;
   if (!probe && pool.memory == MemoryKind::kDevice) {
-    copy = std::make_unique_for_overwrite<std::byte[]>(size_bytes);
-    TANDEM_RETURN_IF_ERROR(pool.copier->Download(copy.get(), bytes, size_bytes));
-    bytes = copy.get();
+    copy = transport_->staging_->Take();
+    TANDEM_RETURN_IF_ERROR(pool.copier->Download(copy.data(), bytes, size_bytes));
+    bytes = copy.data();
   }
   const FrameQueue::Frame next = waiting_.Pop();
   writing_ = true;
@@ -230,8 +230,9 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
       REQUIRES(mu_) {
     const KvPool& pool = transport_->pool_;
     if (pool.memory == MemoryKind::kHost) return CopyAndSum(payload, block);
-    CopyAndSum(payload, scratch_.data());
-    return pool.copier->Upload(block, scratch_.data(), scratch_.size());
+    const StagingBuffers::Buffer copy = transport_->staging_->Take();
+    CopyAndSum(payload, copy.data());
+    return pool.copier->Upload(block, copy.data(), scratch_.size());
   }
 
   static uint32_t CopyAndSum(std::span<const std::string_view> payload, std::byte* out) {
@@ -247,8 +248,7 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
   StreamTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
   Mutex mu_;
-  // Where probes land, and what is on its way to a device.
-  std::vector<std::byte> scratch_ GUARDED_BY(mu_);
+  std::vector<std::byte> scratch_ GUARDED_BY(mu_);  // Where probes land.
   LinkProbe probe_ GUARDED_BY(mu_);
   bool closed_ GUARDED_BY(mu_) = false;
 };
@@ -300,11 +300,17 @@ absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
     TANDEM_ASSIGN_OR_RETURN(registered.base,
                             AllocatePool(static_cast<size_t>(pool.kv.pool_bytes())));
   }
-  return std::unique_ptr<StreamTransport>(
-      new StreamTransport(registered, owned, std::move(carrier), receiver, listener));
+  std::unique_ptr<StagingBuffers> staging;
+  if (pool.memory == MemoryKind::kDevice) {
+    TANDEM_ASSIGN_OR_RETURN(
+        staging, StagingBuffers::Create(pool.copier, static_cast<size_t>(pool.kv.block_bytes)));
+  }
+  return std::unique_ptr<StreamTransport>(new StreamTransport(
+      registered, owned, std::move(staging), std::move(carrier), receiver, listener));
 }
 
 StreamTransport::StreamTransport(const KvPool& pool, bool owned,
+                                 std::unique_ptr<StagingBuffers> staging,
                                  std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
                                  Listener* listener)
     : pool_(pool),
@@ -312,6 +318,7 @@ StreamTransport::StreamTransport(const KvPool& pool, bool owned,
       listener_(listener),
       sink_(pool, receiver, listener),
       probe_(static_cast<size_t>(pool.kv.block_bytes)),
+      staging_(std::move(staging)),
       carrier_(std::move(carrier)) {
   carrier_->Serve(&links_);
 }

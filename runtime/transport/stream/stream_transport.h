@@ -5,7 +5,8 @@
 // it lies in the pool; that it destroys the payload is the proof that it has been read. One frame
 // of a link is inside the carrier at a time.
 //
-// Blocks of a device's pool go through memory of the host: a link copies each when its turn comes.
+// Blocks of a device's pool go through pinned memory of the host: a link copies each when its turn
+// comes.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
 #define TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
@@ -20,13 +21,14 @@
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/stream/frame_stream.h"
 #include "runtime/transport/stream/named_links.h"
+#include "runtime/transport/stream/staging_buffers.h"
 
 namespace tandem {
 
 class StreamTransport final : public KvTransport {
  public:
   // `receiver` and `listener` outlive the transport. Errors of CheckPool; ResourceExhausted if
-  // there is no memory for the pool.
+  // there is no memory for the pool, or none to stage a device's blocks.
   static absl::StatusOr<std::unique_ptr<StreamTransport>> Create(
       const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
       Listener* listener);
@@ -48,14 +50,15 @@ class StreamTransport final : public KvTransport {
   class Inbound;
 
   // `owned`: the pool goes with this.
-  StreamTransport(const KvPool& pool, bool owned, std::unique_ptr<FrameCarrier> carrier,
-                  KvReceiver* receiver, Listener* listener);
+  StreamTransport(const KvPool& pool, bool owned, std::unique_ptr<StagingBuffers> staging,
+                  std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver, Listener* listener);
 
   const KvPool pool_;
   const bool owns_pool_;
   Listener* const listener_;
   const FrameSink sink_;
-  const std::vector<std::byte> probe_;  // A block of zeros.
+  const std::vector<std::byte> probe_;             // A block of zeros.
+  const std::unique_ptr<StagingBuffers> staging_;  // Null where the pool is the host's.
 
   Holders holders_;  // What the carrier holds of ours.
   NamedLinks links_{&holders_};

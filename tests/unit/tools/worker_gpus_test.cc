@@ -6,8 +6,10 @@ namespace tandem {
 namespace {
 
 TEST(WorkerGpusTest, WorkersAreDealtOutToAllGpus) {
-  const WorkerGpus gpus{.device = "auto", .num_workers = 5, .num_gpus = 3};
-  const std::string devices[] = {"cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"};
+  const WorkerGpus gpus{
+      .device = "auto", .num_workers = 5, .gpus = {"cuda:GPU-a", "cuda:GPU-b", "cuda:GPU-c"}};
+  const std::string devices[] = {"cuda:GPU-a", "cuda:GPU-b", "cuda:GPU-c", "cuda:GPU-a",
+                                 "cuda:GPU-b"};
   const int32_t shares[] = {2, 2, 1, 2, 2};
   for (int32_t worker = 0; worker < 5; ++worker) {
     EXPECT_EQ(gpus.device_of(worker), devices[worker]);
@@ -16,9 +18,11 @@ TEST(WorkerGpusTest, WorkersAreDealtOutToAllGpus) {
 }
 
 TEST(WorkerGpusTest, OneDeviceIsSharedByAll) {
-  for (const int32_t num_gpus : {0, 1}) {
+  for (const size_t num_gpus : {0, 1}) {
     for (const char* const device : {"cpu", "auto", "cuda:1"}) {
-      const WorkerGpus gpus{.device = device, .num_workers = 3, .num_gpus = num_gpus};
+      const WorkerGpus gpus{.device = device,
+                            .num_workers = 3,
+                            .gpus = std::vector<std::string>(num_gpus, "cuda:GPU-a")};
       EXPECT_EQ(gpus.device_of(2), device);
       EXPECT_EQ(gpus.share_of(2), 3);
     }

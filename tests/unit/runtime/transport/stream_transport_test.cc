@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <deque>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -272,6 +275,46 @@ TEST_F(DevicePoolTest, ABlockIsCopiedWhenItsTurnComes) {
   stream_.payloads.clear();
   EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, true), std::pair(50, false)));
   outbound_.reset();
+}
+
+TEST_F(DevicePoolTest, BlocksPassThroughPinnedMemory) {
+  EXPECT_EQ(side_.far_memory.num_pinned(), StagingBuffers::kNumPinned);
+  const auto source = server_->Accept(&stream_);
+  ASSERT_TRUE(source->Begin(token_).ok());
+  PassProbes(source.get());
+  Send(3, 30);
+  const Reservation reservation = side_.receiver.Open(kJob, 0, Range(0, 1));
+  auto inbound = *side_.transport->OpenInbound("sender", "target", side_.OnLost());
+  inbound->Attach(inbound->address());
+  const std::vector<std::byte> block(kBlockBytes, std::byte{7});
+  const std::string_view payload(reinterpret_cast<const char*>(block.data()), block.size());
+  ASSERT_TRUE(carrier_->dialled
+                  ->OnFrame(HeaderFor(side_.transport->pool(), 0, reservation, 0), {&payload, 1})
+                  .ok());
+  EXPECT_EQ(side_.far_memory.copies, 2);
+  EXPECT_EQ(side_.far_memory.detours, 0);
+  EXPECT_EQ(std::memcmp(HostBlock(side_.transport->pool(), 0), block.data(), kBlockBytes), 0);
+}
+
+TEST(StagingBuffersTest, MoreThanThereAreDoWithoutPinningAndAllComeBack) {
+  FarMemory device;
+  {
+    const auto buffers = *StagingBuffers::Create(&device, 64);
+    for (int round = 0; round < 2; ++round) {
+      std::set<std::byte*> places;
+      std::vector<StagingBuffers::Buffer> taken;
+      for (int i = 0; i < StagingBuffers::kNumPinned + 2; ++i) {
+        taken.push_back(buffers->Take());
+        EXPECT_EQ(taken.back().pinned(), i < StagingBuffers::kNumPinned) << round;
+        EXPECT_TRUE(places.insert(taken.back().data()).second) << "given twice";
+        std::memset(taken.back().data(), i, 64);
+      }
+    }
+    EXPECT_EQ(device.num_pinned(), StagingBuffers::kNumPinned);
+  }
+  EXPECT_EQ(device.num_pinned(), 0);
+  device.broken = true;
+  EXPECT_TRUE(absl::IsResourceExhausted(StagingBuffers::Create(&device, 64).status()));
 }
 
 TEST_F(DevicePoolTest, ADeviceThatFailsLosesTheLinkAndAllThatWaits) {

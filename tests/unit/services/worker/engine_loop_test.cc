@@ -2,11 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 
+#include "runtime/base/device_copier.h"
+#include "runtime/base/mutex.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "services/server/fleet_auth.h"
+#include "services/worker/hang_watch.h"
+#include "services/worker/liveness_timer.h"
+#include "services/worker/watched_copier.h"
 #include "tests/support/decode_peer.h"
 #include "tests/unit/services/worker/fake_kv_transport.h"
 #include "tests/unit/services/worker/stream_server.h"
@@ -48,6 +55,13 @@ class StuckWorker {
     return Eventually([&] { return transport_.sent().size() == 10; });
   }
   FakeKvTransport& transport() { return transport_; }
+  LivenessParts liveness_parts() {
+    return {.engine = loop_.get(),
+            .prefills = &prefills_,
+            .decodes = &decodes_,
+            .watches = &watches_,
+            .ready = &ready_};
+  }
 
  private:
   // As a DecodePeer takes it.
@@ -76,6 +90,7 @@ class StuckWorker {
   StreamServer<proto::ToDecode> server_{kPrefillSessionMethod, &parts_,
                                         [this](auto* context) { return decodes_.Open(context); }};
   std::unique_ptr<EngineLoop> loop_;
+  std::atomic<bool> ready_{true};
   TestWorker peer_;
 };
 
@@ -102,6 +117,86 @@ TEST(EngineLoopTest, AWorkerWhoseBlocksDoNotComeBackExitsToBeReplaced) {
   };
   EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced),
               "does not give its blocks back.*\"quarantined\":10,\"blocks\":12");
+}
+
+// A device whose copies take until they are let go.
+class HeldCopier final : public DeviceCopier {
+ public:
+  absl::Status Download(void*, const void*, size_t) override {
+    MutexLock lock(&mu_);
+    ++begun_;
+    changed_.SignalAll();
+    while (begun_ > let_go_) changed_.Wait(&mu_);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint32_t> Upload(void*, const void*, size_t) override { return 0; }
+  absl::StatusOr<uint32_t> CopyWithin(void*, const void*, size_t) override { return 0; }
+
+  // Lets all up to this one go, once it has begun.
+  void LetGo(int64_t copy) {
+    MutexLock lock(&mu_);
+    while (begun_ < copy) changed_.Wait(&mu_);
+    let_go_ = copy;
+    changed_.SignalAll();
+  }
+  void WaitFor(int64_t copy) {
+    MutexLock lock(&mu_);
+    while (begun_ < copy) changed_.Wait(&mu_);
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  int64_t begun_ GUARDED_BY(mu_) = 0, let_go_ GUARDED_BY(mu_) = 0;
+};
+
+// As a step, though the engine has nothing to do.
+TEST(EngineLoopTest, ACopyThatHasNoEndIsSeenFromBesideIt) {
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000);
+  HeldCopier held;
+  WatchedCopier copier(&held);
+  std::atomic<bool> hung{false};
+  LivenessParts parts = worker.liveness_parts();
+  parts.copier = &copier;
+  parts.on_hung = [&] { hung = true; };
+  const LivenessTimer timer(LivenessTimes::Scaled(0.01), parts);
+  std::thread transport([&] { EXPECT_TRUE(copier.Download(nullptr, nullptr, 0).ok()); });
+  EXPECT_TRUE(Eventually([&] { return hung.load(); }));
+  held.LetGo(1);
+  transport.join();
+}
+
+TEST(WatchedCopierTest, CopiesStandWhileNoneOfThemEnds) {
+  HeldCopier held;
+  WatchedCopier copier(&held);
+  EXPECT_FALSE(copier.Stands());
+  std::thread transport([&] {
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(copier.Download(nullptr, nullptr, 0).ok());
+  });
+  held.WaitFor(1);
+  EXPECT_TRUE(copier.Stands());
+  EXPECT_TRUE(copier.Stands());
+  held.LetGo(1);
+  held.WaitFor(2);
+  EXPECT_EQ(copier.under_way(), 1);
+  EXPECT_FALSE(copier.Stands()) << "the first has ended";
+  EXPECT_TRUE(copier.Stands());
+  held.LetGo(2);
+  transport.join();
+  EXPECT_EQ(copier.done(), 2);
+  EXPECT_FALSE(copier.Stands());
+  EXPECT_FALSE(copier.Stands());
+}
+
+TEST(HangWatchTest, OnlyWhatStoodAtEveryLookHangs) {
+  const LivenessTimes times;
+  const int64_t looks = kHungStalls * times.engine_stalled_us / times.heartbeat_us;
+  HangWatch watch(times);
+  for (int64_t i = 1; i < looks; ++i) ASSERT_FALSE(watch.Look(true)) << i;
+  EXPECT_FALSE(watch.Look(false));
+  for (int64_t i = 1; i < looks; ++i) ASSERT_FALSE(watch.Look(true)) << i;
+  EXPECT_TRUE(watch.Look(true));
+  EXPECT_EQ(watch.stood_us(), kHungStalls * times.engine_stalled_us);
 }
 
 }  // namespace

@@ -93,6 +93,17 @@ TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
   options_.transport = "ucx";
   EXPECT_THAT(std::string(plan_on_device().status().message()),
               HasSubstr("--transport: ucx moves the host's memory"));
+  // What blocks pass through on their way.
+  const int64_t block_bytes = Plan()->sizes.kv.block_bytes;
+  options_.transport = "grpc";
+  EXPECT_EQ(Plan()->memory.pinned_bytes, 0);
+  EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 8 * block_bytes);
+  EXPECT_EQ(plan_on_device()->memory.transport_bytes, 0);
+  options_.transport = "nccl";
+  EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 0);
+  EXPECT_EQ(plan_on_device()->memory.transport_bytes, (1 + 8 * 9) * block_bytes);
+  EXPECT_EQ(plan_on_device()->memory.transport_owner, "NCCL's slots for 8 links");
+  options_.transport = "ucx";
 }
 
 // The pool of the other transport is nowhere but in the process's own memory.

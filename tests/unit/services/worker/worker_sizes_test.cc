@@ -352,12 +352,16 @@ TEST(WorkerSizesTest, StepBudgetBelowTheBatchIsRefused) {
 class DeviceSizesTest : public testing::Test {
  protected:
   absl::StatusOr<WorkerSizes> Sizes(int64_t free_bytes) const {
-    return SizeWorker(
-        options_, kModel, kMachine,
-        {.shared = {}, .device = DeviceMemory{.total_bytes = 80 * kGiB, .free_bytes = free_bytes}});
+    return SizeWorker(options_, kModel, kMachine,
+                      {.shared = {},
+                       .device = DeviceMemory{.total_bytes = 80 * kGiB, .free_bytes = free_bytes},
+                       .transport_bytes = transport_bytes_,
+                       .transport_owner = "the transport",
+                       .pinned_bytes = pinned_bytes_});
   }
 
   SizeOptions options_;
+  int64_t transport_bytes_ = 0, pinned_bytes_ = 0;
 };
 
 TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
@@ -376,6 +380,19 @@ TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
       Message(Sizes(79 * kGiB).status()),
       HasSubstr("18432 MiB are left: of the 40.00 GiB that --gpu-memory-utilization 0.5 "
                 "allows of the GPU's 80.00 GiB, weights take 1.00 GiB in each of 2 workers"));
+}
+
+TEST_F(DeviceSizesTest, WhatATransportTakesIsNamedAndNotKvs) {
+  transport_bytes_ = 73 << 20;
+  pinned_bytes_ = 8 << 20;
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, ((72 - 2) << 10) - 73);
+  const char kBill[] =
+      "computing 512 tokens in a step 0 B, the transport 73.00 MiB and CUDA and its workspaces "
+      "1.00 GiB (and of the host's, pinned for blocks on their way, 8.00 MiB)";
+  EXPECT_THAT(Sizes(79 * kGiB)->memory,
+              testing::AllOf(HasSubstr(kBill), HasSubstr("; KV has 69.93 GiB")));
+  options_.kv_memory = {70 * kGiB};
+  EXPECT_THAT(Message(Sizes(79 * kGiB).status()), HasSubstr(kBill));
 }
 
 TEST_F(DeviceSizesTest, WhatOthersHoldIsNotToBeHad) {
