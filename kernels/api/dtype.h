@@ -43,10 +43,11 @@ enum class KvType : uint8_t {
   kBF16,
   kInt8,    // a scale a token of a KV head (docs/numerics.md)
   kInt8G8,  // a scale each 8 numbers of a token
+  kFp8,     // E4M3 (e4m3.h), without scales
 };
 
 constexpr const char* NameOf(KvType type) {
-  constexpr const char* kNames[] = {"f32", "bf16", "int8", "int8g8"};
+  constexpr const char* kNames[] = {"f32", "bf16", "int8", "int8g8", "fp8"};
   return kNames[static_cast<int>(type)];
 }
 constexpr KvType KvTypeOf(DType dtype) {

@@ -459,6 +459,10 @@ constexpr AttentionKernels Int8Kernels() {
   return Attention<Int8Tile<typename Policies::Int8>, kDType, kMaxRows, kSums>::Kernels();
 }
 template <DType kDType, typename Policies, int kMaxRows, int kSums>
+constexpr AttentionKernels Fp8Kernels() {
+  return Attention<Fp8Tile<typename Policies::Fp8>, kDType, kMaxRows, kSums>::Kernels();
+}
+template <DType kDType, typename Policies, int kMaxRows, int kSums>
 constexpr AttentionKernels GroupedKernels() {
   using Tile = GroupedTile<typename Policies::GroupedKey, typename Policies::GroupedValue>;
   return Attention<Tile, kDType, kMaxRows, kSums>::Kernels();
@@ -472,7 +476,8 @@ constexpr F32AttentionTable MakeF32AttentionTable() {
   return {Attention<PlainTile<F32Policy>, kF32, kMaxRows, kSums>::Kernels(),
           Attention<PlainTile<Policies::Bf16>, kF32, kMaxRows, kSums>::Kernels(),
           Int8Kernels<kF32, Policies, kMaxRows, kSums>(),
-          GroupedKernels<kF32, Policies, kGroupedRows, kSums>()};
+          GroupedKernels<kF32, Policies, kGroupedRows, kSums>(),
+          Fp8Kernels<kF32, Policies, kGroupedRows, kSums>()};
 }
 
 // And bf16.
@@ -481,7 +486,8 @@ constexpr Bf16AttentionTable MakeBf16AttentionTable() {
   constexpr DType kBF16 = DType::kBF16;
   return {Attention<PlainTile<typename Policies::Bf16>, kBF16, kMaxRows, kSums>::Kernels(),
           Int8Kernels<kBF16, Policies, kMaxRows, kSums>(),
-          GroupedKernels<kBF16, Policies, kGroupedRows, kSums>()};
+          GroupedKernels<kBF16, Policies, kGroupedRows, kSums>(),
+          Fp8Kernels<kBF16, Policies, kGroupedRows, kSums>()};
 }
 
 }  // namespace

@@ -135,8 +135,8 @@ struct AttentionKernels {
 constexpr int AttentionAccumulatorStride(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 // By what is computed in: one for each type that it is computed with.
-using F32AttentionTable = std::array<AttentionKernels, 4>;
-using Bf16AttentionTable = std::array<AttentionKernels, 3>;
+using F32AttentionTable = std::array<AttentionKernels, 5>;
+using Bf16AttentionTable = std::array<AttentionKernels, 4>;
 
 struct KernelTable {
   const char* isa;

@@ -6,6 +6,7 @@
 // D' is D rounded up to 16; V past D is zero, and of K what a unit has past D. A vector is
 //   f32, P = 1, and bf16, P = 2:   [lane][P] numbers
 //   int8, P = 4:                   [P][lane] numbers; behind all units [16 tokens] scales in f32
+//   fp8, P = 4:                    [P][lane] numbers
 //   int8g8, P = 8:                 scales of groups of 8 numbers of a token, a byte each, of K
 //                                  [16 tokens], of V [8 tokens][2 groups]; then [P][lane] numbers
 
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/api/e4m3.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/micro_kernel.h"
@@ -33,6 +35,16 @@ struct WidenedInt8Policy : FloatRowsPolicy<4, kOddFirst> {
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
     const int input = WidenedInt8Policy::InputOf(kPhase);
     return ToFloats(LoadInt8(reinterpret_cast<const int8_t*>(from) + input * kLanes));
+  }
+};
+
+// 8-bit floats, also exact in bf16.
+template <bool kOddFirst>
+struct WidenedFp8Policy : FloatRowsPolicy<4, kOddFirst> {
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    const int input = WidenedFp8Policy::InputOf(kPhase);
+    return WidenE4m3(WidenU8(reinterpret_cast<const uint8_t*>(from) + input * kLanes));
   }
 };
 
@@ -68,6 +80,7 @@ template <bool kOddFirst>
 struct MulAddPolicies {
   using Bf16 = WidenedBf16Policy<kOddFirst>;
   using Int8 = WidenedInt8Policy<kOddFirst>;
+  using Fp8 = WidenedFp8Policy<kOddFirst>;
   using GroupedKey = GroupedKeyPolicy<kOddFirst>;
   using GroupedValue = GroupedValuePolicy<kOddFirst>;
 };
@@ -95,6 +108,7 @@ struct DotWidenedPolicy : RowWordsPolicy<Widened::kPerUnit / 2> {
 struct DotPolicies {
   using Bf16 = DotBf16Policy;
   using Int8 = DotWidenedPolicy<WidenedInt8Policy<false>>;
+  using Fp8 = DotWidenedPolicy<WidenedFp8Policy<false>>;
   using GroupedKey = DotWidenedPolicy<GroupedKeyPolicy<false>>;
   using GroupedValue = DotWidenedPolicy<GroupedValuePolicy<false>>;
 };
@@ -146,12 +160,70 @@ struct PlainTile {
   using Number = std::conditional_t<kP == 1, float, uint16_t>;
 };
 
-// 8 bits with a scale a token, of which a score and a weight of V are multiplied once.
+// A byte a number, of which a token has as many as its head's, padded.
 template <typename Policy>
-struct Int8Tile {
+struct ByteTile {
   using Key = Policy;
   using Value = Policy;
   static constexpr int kP = Policy::kPerUnit;
+
+ protected:
+  template <typename Number>
+  static void StoreKey(const Number* numbers, int padded, int token, std::byte* sub_tile) {
+    auto* const to = reinterpret_cast<Number*>(sub_tile);
+    for (int d = 0; d < padded; ++d) to[d * kKvSubTileTokens + token] = numbers[d];
+  }
+  template <typename Number>
+  static void StoreValue(const Number* numbers, int padded, int token, std::byte* sub_tile) {
+    std::byte* to = sub_tile + token / kP * padded * kP + token % kP * kLanes;
+    for (int d = 0; d < padded; d += kLanes, to += kP * kLanes) {
+      std::memcpy(to, numbers + d, kLanes);
+    }
+  }
+};
+
+// 8-bit floats.
+template <typename Policy>
+struct Fp8Tile : ByteTile<Policy> {
+  static constexpr KvType kType = KvType::kFp8;
+  static constexpr const char* kFormat = "cpu.1.p4.fp8";
+  static constexpr bool kHasTokenScales = false;
+  static constexpr bool kClearsLastUnit = true;  // Any byte may be a NaN.
+
+  static size_t SubTileBytes(int head_dim) {
+    return static_cast<size_t>(AttentionAccumulatorStride(head_dim)) * kKvSubTileTokens;
+  }
+
+  static void WriteKey(const float* key, int head_dim, int token, std::byte* sub_tile) {
+    const Row row(key, head_dim);
+    Fp8Tile::StoreKey(row.numbers, row.padded, token, sub_tile);
+  }
+  static void WriteValue(const float* value, int head_dim, int token, std::byte* sub_tile) {
+    const Row row(value, head_dim);
+    Fp8Tile::StoreValue(row.numbers, row.padded, token, sub_tile);
+  }
+
+  // A unit of V, of which the first so many tokens count.
+  static void ClearUnit(int num_tokens, int padded, std::byte* unit) {
+    for (int d = 0; d < padded; d += kLanes, unit += Fp8Tile::kP * kLanes) {
+      std::memset(unit + num_tokens * kLanes, 0, (Fp8Tile::kP - num_tokens) * kLanes);
+    }
+  }
+
+ private:
+  struct Row {
+    Row(const float* x, int head_dim) : padded(AttentionAccumulatorStride(head_dim)) {
+      for (int d = 0; d < padded; ++d) numbers[d] = d < head_dim ? ToE4m3(x[d]).bits : uint8_t{0};
+    }
+
+    const int padded;
+    uint8_t numbers[kMaxAttentionHeadDim];
+  };
+};
+
+// 8 bits with a scale a token, of which a score and a weight of V are multiplied once.
+template <typename Policy>
+struct Int8Tile : ByteTile<Policy> {
   static constexpr KvType kType = KvType::kInt8;
   static constexpr const char* kFormat = "cpu.1.p4.int8";
   static constexpr bool kHasTokenScales = true;
@@ -166,17 +238,13 @@ struct Int8Tile {
 
   static void WriteKey(const float* key, int head_dim, int token, std::byte* sub_tile) {
     const Row row(key, head_dim);
-    auto* const to = reinterpret_cast<int8_t*>(sub_tile);
-    for (int d = 0; d < row.padded; ++d) to[d * kKvSubTileTokens + token] = row.numbers[d];
+    Int8Tile::StoreKey(row.numbers, row.padded, token, sub_tile);
     row.WriteScale(token, sub_tile);
   }
 
   static void WriteValue(const float* value, int head_dim, int token, std::byte* sub_tile) {
     const Row row(value, head_dim);
-    std::byte* to = sub_tile + token / kP * row.padded * kP + token % kP * kLanes;
-    for (int d = 0; d < row.padded; d += kLanes, to += kP * kLanes) {
-      std::memcpy(to, row.numbers + d, kLanes);
-    }
+    Int8Tile::StoreValue(row.numbers, row.padded, token, sub_tile);
     row.WriteScale(token, sub_tile);
   }
 

@@ -10,7 +10,8 @@
 //            SwapPairs, SplatPair
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
 //   numbers  ToFloats, AddPairProducts, PairProducts, AddQuadProducts (by one instruction, where
-//            there is one), AddByteProducts, EvenBytes, OddBytes, LoadU8, LoadInt8, StoreInt8
+//            there is one), AddByteProducts, EvenBytes, OddBytes, LoadU8, WidenU8, LoadInt8,
+//            StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a
@@ -73,6 +74,14 @@ TANDEM_LANES F32x16 WidenHalf(U16x16 x) {
                           Select(SignedOf(magnitude) < 0x7C00, number, none));
   return FloatsOf(BitsOf(y) | (bits & 0x8000u) << 16);
 #endif
+}
+
+// ToFloat of 8-bit floats (E4m3), in the lower bytes of the lanes. Shifted they are halves, 2^8 too
+// low, that have denormals, too; the carry of a NaN's magnitude makes it one of halves.
+TANDEM_LANES F32x16 WidenE4m3(U16x16 x) {
+  const U16x16 magnitude = (x & 0x7F) << 7;
+  const U16x16 of_nan = (magnitude + 0x80) & 0x4000;
+  return WidenHalf(magnitude | of_nan | (x & 0x80) << 8) * 0x1p8f;
 }
 
 // ToBfloat16 of every lane.

@@ -96,6 +96,9 @@ TANDEM_LANES I32x16 AddByteProducts(I32x16 acc, U32x16 a, U32x16 b) {
 TANDEM_LANES U32x16 LoadU8(const uint8_t* from) {
   return (U32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
+TANDEM_LANES U16x16 WidenU8(const uint8_t* from) {
+  return (U16x16)_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
 // Numbers that fit.
 TANDEM_LANES void StoreInt8(int8_t* to, I32x16 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)x));

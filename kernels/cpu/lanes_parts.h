@@ -340,6 +340,16 @@ TANDEM_LANES I32x16 AddByteProducts(const I32x16& acc, const U32x16& a, const U3
 TANDEM_LANES U32x16 LoadU8(const uint8_t* from) {
   return UnsignedOf(LoadInt8(reinterpret_cast<const int8_t*>(from))) & 0xFFu;
 }
+TANDEM_LANES U16x16 WidenU8(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kRegisterLanes)));
+  U16x16 y;
+  TANDEM_FOR_PARTS(i) {
+    Bytes bytes;
+    std::memcpy(&bytes, from + i * kRegisterLanes, sizeof(bytes));
+    y.part[i] = __builtin_convertvector(bytes, U16x16::Register);
+  }
+  return y;
+}
 // Numbers that fit.
 TANDEM_LANES void StoreInt8(int8_t* to, const I32x16& x) {
   typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "kernels/api/e4m3.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/kv_tile.h"
 #include "kernels/cuda/numbers.h"
@@ -102,6 +103,26 @@ __device__ __forceinline__ uint32_t LargestOfLanes(uint32_t x) {
   }
   return x;
 }
+
+template <>
+struct TileWriter<KvType::kFp8> {
+  using Kv = Fp8Kv;
+
+  template <typename Value>
+  __device__ static void WriteKey(const Value& value, int head_dim, int token, std::byte* k) {
+    const int padded = PaddedHeadDim(head_dim);
+    for (int d = threadIdx.x % kWarp; d < padded; d += kWarp) {
+      k[Kv::KeyAt(token, d)] = std::byte{ToE4m3(value(d)).bits};
+    }
+  }
+  template <typename Value>
+  __device__ static void WriteValue(const Value& value, int head_dim, int token, std::byte* v) {
+    const int padded = PaddedHeadDim(head_dim);
+    for (int d = threadIdx.x % kWarp; d < padded; d += kWarp) {
+      v[Kv::ValueAt(token, d, padded)] = std::byte{ToE4m3(value(d)).bits};
+    }
+  }
+};
 
 template <>
 struct TileWriter<KvType::kInt8> {

@@ -8,6 +8,7 @@
 //   int8, a byte a number; behind them [16 tokens] scales in f32:
 //     K: [D'][16 tokens]
 //     V: [4][D' / 16][4 tokens][16]
+//   fp8: the same without scales
 //   int8g8, a byte a number, scales of 8 numbers of a token in a byte:
 //     K: [D' / 8][16 tokens' scales, then 8 × 16 tokens]
 //     V: [2][D' / 16][8 tokens' scales of 2 groups, then 8 tokens × 16]
@@ -54,13 +55,18 @@ struct F32Kv : WordKv<1> {
   __device__ static float Second(Unit) { return 0.0f; }
   __device__ static Unit OnlyFirst(Unit unit) { return unit; }
 };
-struct Bf16Kv : WordKv<2> {
-  static constexpr KvType kType = KvType::kBF16;
-  static constexpr DType kDType = DType::kBF16;
-  static constexpr const char* kFormat = "cpu.1.p2.bf16";
+// Units that are two numbers of bf16.
+struct PairUnits {
+  using Unit = uint32_t;
   __device__ static float First(Unit unit) { return FirstOf(unit); }
   __device__ static float Second(Unit unit) { return SecondOf(unit); }
   __device__ static Unit OnlyFirst(Unit unit) { return unit & 0xFFFFu; }
+};
+struct Bf16Kv : WordKv<2>, PairUnits {
+  static constexpr KvType kType = KvType::kBF16;
+  static constexpr DType kDType = DType::kBF16;
+  static constexpr const char* kFormat = "cpu.1.p2.bf16";
+  using Unit = PairUnits::Unit;
 };
 struct Bf16InF32Kv : Bf16Kv {
   static constexpr DType kDType = DType::kF32;
@@ -75,7 +81,61 @@ __device__ __forceinline__ float Int8At(SharedPtr<std::byte> bytes, int at) {
   return FloatOfInt8(SharedCast<uint8_t>(bytes)[at]);
 }
 
-// Both kinds of 8 bits: units are two numbers, widened.
+// Where the numbers of a token are that have a byte each.
+struct ByteNumbers {
+  static constexpr int kTokens = 4;  // of a vector of V
+
+  __host__ __device__ static constexpr int NumberBytes(int head_dim) {
+    return kKvSubTileTokens * PaddedHeadDim(head_dim);
+  }
+  __host__ __device__ static constexpr int KeyAt(int token, int d) {
+    return d * kKvSubTileTokens + token;
+  }
+  __host__ __device__ static constexpr int ValueAt(int token, int d, int padded) {
+    return token / kTokens * kTokens * padded + d / 16 * (16 * kTokens) + token % kTokens * 16 +
+           d % 16;
+  }
+};
+
+// Two 8-bit floats (E4M3), in the upper bytes of either half of a word, as numbers of bf16: four
+// places lower they are 2^120 too low there, denormals, too. The carry of a NaN's magnitude gives
+// it the exponent of one. What is in the lower bytes does not matter.
+__device__ __forceinline__ uint32_t PairOfE4m3(uint32_t bytes) {
+  const uint32_t magnitudes = (bytes & 0x7F007F00u) >> 4;
+  const uint32_t of_nans = (magnitudes + 0x00100010u) & 0x08000800u;
+  return RaiseBf16Pair((magnitudes + of_nans * 15) | (bytes & 0x80008000u));
+}
+
+struct Fp8Kv : ByteNumbers, PairUnits {
+  static constexpr KvType kType = KvType::kFp8;
+  static constexpr DType kDType = DType::kBF16;
+  static constexpr int kP = 2;
+  static constexpr const char* kFormat = "cpu.1.p4.fp8";
+  static constexpr bool kHasTokenScales = false;
+  static constexpr int kRingPadBytes = 16;
+
+  __host__ __device__ static constexpr int SubTileBytes(int head_dim) {
+    return NumberBytes(head_dim);
+  }
+  __device__ static Unit Key(SharedPtr<std::byte> k, int token, int unit) {
+    return PairAt(k, KeyAt(token, 2 * unit), KeyAt(token, 2 * unit + 1));
+  }
+  __device__ static Unit Value(SharedPtr<std::byte> v, int unit, int d, int padded) {
+    const int at = ValueAt(2 * unit, d, padded);
+    return PairAt(v, at, at + 16);
+  }
+
+ private:
+  __device__ static Unit PairAt(SharedPtr<std::byte> bytes, int first, int second) {
+    const SharedPtr<uint8_t> at = SharedCast<uint8_t>(bytes);
+    return PairOfE4m3(uint32_t{at[first]} << 8 | uint32_t{at[second]} << 24);
+  }
+};
+struct Fp8InF32Kv : Fp8Kv {
+  static constexpr DType kDType = DType::kF32;
+};
+
+// Both kinds of 8 bits with scales: units are two numbers, widened.
 struct WidenedKv {
   static constexpr DType kDType = DType::kBF16;
   static constexpr int kP = 2;
@@ -86,28 +146,16 @@ struct WidenedKv {
 };
 
 // With a scale a token, which is no part of a unit.
-struct Int8Kv : WidenedKv {
+struct Int8Kv : WidenedKv, ByteNumbers {
   static constexpr KvType kType = KvType::kInt8;
   static constexpr const char* kFormat = "cpu.1.p4.int8";
   static constexpr bool kHasTokenScales = true;
-  static constexpr int kTokens = 4;  // of a vector of V
   // Behind a sub-tile of K, in shared memory, are the scales of that of V.
   static constexpr int kScaleBytes = kKvSubTileTokens * 4;
   static constexpr int kRingPadBytes = kScaleBytes + 16;
 
-  __host__ __device__ static constexpr int NumberBytes(int head_dim) {
-    return kKvSubTileTokens * PaddedHeadDim(head_dim);
-  }
   __host__ __device__ static constexpr int SubTileBytes(int head_dim) {
     return NumberBytes(head_dim) + kScaleBytes;
-  }
-  // Where number d of a token is.
-  __host__ __device__ static constexpr int KeyAt(int token, int d) {
-    return d * kKvSubTileTokens + token;
-  }
-  __host__ __device__ static constexpr int ValueAt(int token, int d, int padded) {
-    return token / kTokens * kTokens * padded + d / 16 * (16 * kTokens) + token % kTokens * 16 +
-           d % 16;
   }
 
   __device__ static Unit Key(SharedPtr<std::byte> k, int token, int unit) {
@@ -208,6 +256,9 @@ auto ByKv(KvType type, DType compute_dtype, Function function) {
     case KvType::kInt8:
       return f32 ? function.template operator()<Int8InF32Kv>()
                  : function.template operator()<Int8Kv>();
+    case KvType::kFp8:
+      return f32 ? function.template operator()<Fp8InF32Kv>()
+                 : function.template operator()<Fp8Kv>();
     case KvType::kInt8G8:
       break;
   }

@@ -152,6 +152,15 @@ __device__ __forceinline__ uint32_t UpperHalves(float first, float second) {
   return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
 }
 
+// Two numbers of bf16, each times 2^120. Denormals are numbers, whatever nvcc is told for floats.
+__device__ __forceinline__ uint32_t RaiseBf16Pair(uint32_t pair) {
+  uint32_t raised;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+      : "=r"(raised)
+      : "r"(pair), "r"(0x7B807B80u), "r"(0x80008000u));  // 2^120, and −0 changes nothing.
+  return raised;
+}
+
 // A number of half precision, exact.
 __device__ __forceinline__ float HalfToFloat(uint16_t bits) {
   float x;

@@ -1,6 +1,7 @@
 // How a sub-tile of KV (kv_tile.h) lies in shared memory for the tensor cores, and what a lane
 // gives products of it: numbers of bf16. Those of 8 bits are widened on the way, which rounds
-// nothing: q alone has 7 bits; with a scale of a group, a power of two, it has no more.
+// nothing: 8-bit floats are among those of bf16; q alone has 7 bits; with a scale of a group, a
+// power of two, it has no more.
 //
 // Pieces of 16 bytes are moved so that lanes find theirs in different banks. A slice is what
 // sixteen numbers of each token have of a sub-tile of V.
@@ -103,11 +104,19 @@ __device__ __forceinline__ uint32_t TwoBytes(SharedPtr<std::byte> from) {
   return SharedCast<uint16_t>(from)[0];
 }
 
-template <int kHeadDim>
-struct TensorKv<Int8Kv, kHeadDim> {
-  static constexpr int kPieces = Int8Kv::SubTileBytes(kHeadDim) / 16;
+// The same of 8-bit floats.
+__device__ __forceinline__ LanePairs PairsOfE4m3(const uint32_t (&bytes)[4]) {
+  const uint32_t low = bytes[0] | bytes[1] << 16;
+  const uint32_t high = bytes[2] | bytes[3] << 16;
+  return {{PairOfE4m3(low << 8), PairOfE4m3(high << 8)}, {PairOfE4m3(low), PairOfE4m3(high)}};
+}
+
+// A byte a number: int8 and fp8.
+template <typename Kv, int kHeadDim>
+struct ByteTensorKv {
+  static constexpr int kPieces = Kv::SubTileBytes(kHeadDim) / 16;
   static constexpr int kRingBytes = kPieces * 16;
-  static constexpr int kScalesAt = Int8Kv::NumberBytes(kHeadDim);  // of tokens
+  static constexpr int kScalesAt = Kv::NumberBytes(kHeadDim);  // of tokens, if they have some
   __device__ static int PieceAt(bool is_value, int piece) {
     constexpr int kVectorPieces = kHeadDim / 4;  // of four positions
     return (is_value && piece < kHeadDim ? piece ^ piece / kVectorPieces : piece) * 16;
@@ -123,10 +132,9 @@ struct TensorKv<Int8Kv, kHeadDim> {
   static constexpr int kSlicePieces = kKvSubTileTokens;
   static constexpr int kSliceBytes = kSlicePieces * 16;
   __device__ static int SliceFrom(int slice, int piece) {
-    return piece / Int8Kv::kTokens * kHeadDim * 4 +
-           (slice * Int8Kv::kTokens + piece % Int8Kv::kTokens) * 16;
+    return piece / Kv::kTokens * kHeadDim * 4 + (slice * Kv::kTokens + piece % Kv::kTokens) * 16;
   }
-  __device__ static int SlicePieceAt(int piece) { return (piece ^ piece / Int8Kv::kTokens) * 16; }
+  __device__ static int SlicePieceAt(int piece) { return (piece ^ piece / Kv::kTokens) * 16; }
   __device__ static LanePairs SliceValues(SharedPtr<std::byte> slice) {
     return OfVector(slice + SumLane() * 64);
   }
@@ -140,9 +148,14 @@ struct TensorKv<Int8Kv, kHeadDim> {
     return Widened({at(0), at(1), at(2), at(3)});
   }
   __device__ static LanePairs Widened(const uint32_t (&bytes)[4]) {
+    if constexpr (Kv::kType == KvType::kFp8) return PairsOfE4m3(bytes);
     return WidenPairs(bytes, [](int, int) { return 1.0f; });
   }
 };
+template <int kHeadDim>
+struct TensorKv<Int8Kv, kHeadDim> : ByteTensorKv<Int8Kv, kHeadDim> {};
+template <int kHeadDim>
+struct TensorKv<Fp8Kv, kHeadDim> : ByteTensorKv<Fp8Kv, kHeadDim> {};
 
 template <int kHeadDim>
 struct TensorKv<GroupedKv, kHeadDim> {

@@ -78,6 +78,7 @@ __device__ __forceinline__ MergeScales ScalesOf(float left, float right) {
 template <typename Function>
 auto ByTensorKv(KvType type, Function function) {
   if (type == KvType::kInt8) return function.template operator()<Int8Kv>();
+  if (type == KvType::kFp8) return function.template operator()<Fp8Kv>();
   if (type == KvType::kInt8G8) return function.template operator()<GroupedKv>();
   return function.template operator()<Bf16Kv>();
 }

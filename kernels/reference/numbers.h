@@ -29,7 +29,7 @@ inline float Round(DType dtype, float value) {
 
 constexpr bool HasScales(KvType type) { return type == KvType::kInt8 || type == KvType::kInt8G8; }
 
-// What one number of a tile without scales is: the reference keeps those as plain arrays.
+// What one number of a tile in f32 or bf16 is: the reference keeps those as plain arrays.
 constexpr DType ElementType(KvType type) {
   return type == KvType::kF32 ? DType::kF32 : DType::kBF16;
 }

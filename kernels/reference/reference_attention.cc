@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/api/e4m3.h"
 #include "kernels/reference/numbers.h"
 #include "kernels/support/int8.h"
 #include "kernels/support/vector_math.h"
@@ -23,8 +24,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Numbers that share a scale.
 int64_t RunOf(const KvTileShape& shape) { return shape.type == KvType::kInt8 ? shape.head_dim : 8; }
 
-// K or V of one head in a block: plain arrays [B, D] of numbers, and behind them, of 8 bits,
-// [B, runs] scales: f32 ones of a token, a byte of a group.
+// K or V of one head in a block: plain arrays [B, D] of numbers, and behind them, of whole numbers
+// of 8 bits, [B, runs] scales: f32 ones of a token, a byte of a group.
 struct Tile {
   Tile(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head)
       : shape(kv.shape),
@@ -50,6 +51,7 @@ struct Tile {
   // What enters a product: a scale of a group is in it, the one of a token is not.
   float Read(int64_t offset, int d) const {
     const int64_t index = offset * shape.head_dim + d;
+    if (shape.type == KvType::kFp8) return ToFloat(E4m3{std::to_integer<uint8_t>(base[index])});
     if (!HasScales(shape.type)) return Load(ElementType(shape.type), base, index);
     const float number = static_cast<float>(std::to_integer<int8_t>(base[index]));
     if (shape.type == KvType::kInt8) return number;
@@ -64,6 +66,10 @@ struct Tile {
   void Write(int64_t offset, const std::vector<float>& values) const {
     for (int d = 0; d < shape.head_dim; ++d) {
       const int64_t index = offset * shape.head_dim + d;
+      if (shape.type == KvType::kFp8) {
+        base[index] = std::byte{ToE4m3(values[d]).bits};
+        continue;
+      }
       if (!HasScales(shape.type)) {
         Store(ElementType(shape.type), base, index, values[d]);
         continue;
@@ -230,6 +236,7 @@ void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t n
 KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
   const size_t tokens = shape.block_tokens, head_dim = shape.head_dim;
   size_t token_bytes = head_dim * SizeOf(ElementType(shape.type));
+  if (shape.type == KvType::kFp8) token_bytes = head_dim;
   if (shape.type == KvType::kInt8) token_bytes = head_dim + sizeof(float);
   if (shape.type == KvType::kInt8G8) {
     token_bytes = head_dim + CeilDiv<size_t>(head_dim, 8);

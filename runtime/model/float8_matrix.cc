@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/api/e4m3.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/model/number_convert.h"
@@ -23,7 +24,7 @@ std::vector<float> ScaleFloat8(const Float8Blocks& blocks, const TensorView& num
       const float block_scale = row_scale[begin / blocks.inputs];
       const int64_t end = std::min(begin + blocks.inputs, inputs);
       for (int64_t k = begin; k < end; ++k) {
-        weights[n * inputs + k] = FloatOfE4m3(row[k]) * block_scale;
+        weights[n * inputs + k] = ToFloat(E4m3{row[k]}) * block_scale;
       }
     }
   }

@@ -55,11 +55,12 @@ absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_t
 
 absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
   if (name == "auto") return automatic;
-  for (const KvType type : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+  for (const KvType type :
+       {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
     if (name == NameOf(type)) return type;
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("kv is \"%s\", want auto, f32, bf16, int8 or int8g8", name));
+      absl::StrFormat("kv is \"%s\", want auto, f32, bf16, int8, int8g8 or fp8", name));
 }
 
 absl::Status CheckOutputWeights(const ModelOptions& options) {

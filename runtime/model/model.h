@@ -37,8 +37,8 @@ struct ModelOptions {
   // With weights of "int8": inputs of at least this magnitude are not made 8 bits (LinearSpec), 6
   // where others have it by default. 0: all are.
   double int8_outliers = 0;
-  // What KV is kept in. "auto": what is computed in. "f32", "bf16", "int8" and "int8g8" are
-  // KvTypes.
+  // What KV is kept in. "auto": what is computed in. "f32", "bf16", "int8", "int8g8" and
+  // "fp8" are KvTypes.
   std::string kv = "auto";
   std::string cache_dir;                         // Empty: weights are packed into memory.
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.

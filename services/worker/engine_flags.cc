@@ -57,9 +57,9 @@ void EngineFlags::Declare(FlagSet* flags) {
              "row by row, and not made 8 bits; 6 is usual; 0: all are",
              0, kMaxOutlierThreshold);
   flags->AddChoice(
-      "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8"},
+      "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8", "fp8"},
       "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
-      "int8g8: a scale each 8 numbers");
+      "int8g8: a scale each 8 numbers; fp8: 8-bit floats (E4M3), no scales");
   flags->AddChoice(
       "isa", &isa, IsaChoices(),
       "instruction set; lower it to match other machines bit for bit; amx: bf16 by the "

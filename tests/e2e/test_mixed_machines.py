@@ -26,7 +26,7 @@ def pair():
 
 # What workers of a fleet are told to keep numbers in.
 FORMATS = {"auto": [], "weights of 8 bits": ["--weights=int8"], "KV of 8 bits": ["--kv-dtype=int8g8"],
-           "4 and 8 bits": ["--weights=int4", "--kv-dtype=int8"]}
+           "4 and 8 bits": ["--weights=int4", "--kv-dtype=int8"], "8-bit floats": ["--kv-dtype=fp8"]}
 
 
 @pytest.fixture(scope="module", params=FORMATS)

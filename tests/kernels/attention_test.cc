@@ -2,6 +2,7 @@
 
 #include "kernels/api/attention.h"
 
+#include "kernels/api/e4m3.h"
 #include "runtime/base/crc32c.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
@@ -33,7 +34,8 @@ class AttentionTest : public DeviceTest {
   const std::vector<Types>& AllTypes() {
     if (!types_.empty()) return types_;
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      for (const KvType kv : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+      for (const KvType kv :
+           {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
         const bool is_of_bf16 = kv == KvType::kBF16 || kv == KvType::kInt8;
         if (kSampleOnly && is_of_bf16 != (compute == DType::kBF16)) continue;
         const auto format = device_->backend().GetKvTileFormat({16, 64, kv}, compute);
@@ -287,6 +289,48 @@ TEST_P(AttentionTest, NormsOfHeadsAreThoseOfRowsToTheBit) {
     ASSERT_EQ(paged.last_query().size(), expected.size() * sizeof(float));
     EXPECT_EQ(0, std::memcmp(paged.last_query().data(), expected.data(), paged.last_query().size()))
         << head_dim;
+  }
+}
+
+// All numbers in V; in K those that leave softmax more than one token.
+TEST_P(AttentionTest, EightBitFloatsAreTheNumbersThatTheyStandFor) {
+  for (const Types& types : AllTypes()) {
+    if (types.kv != KvType::kFp8) continue;
+    for (const int head_dim : {18, 64, 256}) {
+      PagedShape shape = ShapeOf(types, 6, 2, head_dim);
+      shape.rotary = false;
+      PagedSequence sequence = Sequence(shape, 131);
+      for (size_t i = 0; i < sequence.qkv.size(); ++i) {
+        const size_t head = i / head_dim % 10;
+        const auto number = static_cast<uint8_t>(random_->Below(head < 8 ? 0x3C : 0x7F));
+        const auto sign = static_cast<uint8_t>(random_->Below(2) << 7);
+        if (head >= 6) sequence.qkv[i] = ToFloat(E4m3{static_cast<uint8_t>(number | sign)});
+      }
+      PagedCase narrow(device_.get(), shape, 16, 16, 1);
+      const auto output = narrow.Prefill(&sequence, 131);
+      shape.kv_type = KvTypeOf(types.compute);
+      PagedCase wide(device_.get(), shape, 16, 16, 2);
+      EXPECT_EQ(output, wide.Prefill(&sequence, 131)) << types << ", D " << head_dim;
+    }
+  }
+}
+
+TEST_P(AttentionTest, EightBitFloatsHideNoInfinity) {
+  for (const Types& types : AllTypes()) {
+    if (types.kv != KvType::kFp8) continue;
+    const PagedShape shape = ShapeOf(types, 4, 1, 64);
+    PagedSequence sequence = Sequence(shape, 21);
+    PagedCase finite(device_.get(), shape, 16, 4, 1);
+    const auto expected = finite.Prefill(&sequence, 21);
+    constexpr int64_t kRow = 6 * 64, kKey = 4 * 64;
+    sequence.qkv[20 * kRow + kKey] = -std::numeric_limits<float>::infinity();
+    PagedCase infinite(device_.get(), shape, 16, 4, 2);
+    const auto output = infinite.Prefill(&sequence, 21);
+    const size_t row_bytes = output.size() / 21;
+    EXPECT_EQ(0, std::memcmp(output.data(), expected.data(), 20 * row_bytes)) << types;
+    for (int64_t i = 20 * finite.row_elements(); i < 21 * finite.row_elements(); ++i) {
+      EXPECT_TRUE(std::isnan(At(types.compute, output, i))) << types;
+    }
   }
 }
 

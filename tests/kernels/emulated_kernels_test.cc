@@ -59,6 +59,7 @@ std::vector<ProbeShape> ShapesOfAllTypes() {
   shapes[1].kv_type = KvType::kInt8G8;
   shapes[1].int4_weights = true;
   shapes[2].int4_weights = true;
+  shapes[2].kv_type = KvType::kFp8;
   return shapes;
 }
 
@@ -109,7 +110,8 @@ TEST_F(EmulatedKernelsTest, TypesThatNoKernelHasTogetherAreRefusedAndTheOthersHa
   for (const char* device : {"cuda", "cuda-tensor"}) {
     const auto gpu = MakeBackend(device);
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      for (const KvType kv : {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+      for (const KvType kv :
+           {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
         for (const int head_dim : {2, 18, 96, 256}) {
           const KvTileShape shape{32, head_dim, kv};
           const auto format = gpu->GetKvTileFormat(shape, compute);
@@ -131,10 +133,10 @@ TEST_F(EmulatedKernelsTest, TypesThatNoKernelHasTogetherAreRefusedAndTheOthersHa
 TEST_F(EmulatedKernelsTest, AttentionOverAnyKvHasTheBitsOfTheCpu) {
   constexpr int kHeadDims[] = {2, 6, 16, 18, 48, 64, 80, 96, 112, 128, 160, 256};
   constexpr int kGroups[] = {1, 2, 3, 4, 7, 16};
-  constexpr KvType kKvTypes[] = {KvType::kInt8, KvType::kInt8G8, KvType::kBF16};
+  constexpr KvType kKvTypes[] = {KvType::kInt8, KvType::kInt8G8, KvType::kBF16, KvType::kFp8};
   Random random(seed_);
   const auto cpu = MakeDevice("cpu-avx2");
-  for (int i = 0; i < 36; ++i) {
+  for (int i = 0; i < 48; ++i) {
     const int kv_heads = static_cast<int>(random.Between(1, 2));
     const PagedShape shape{.num_heads = kv_heads * kGroups[random.Below(std::size(kGroups))],
                            .num_kv_heads = kv_heads,

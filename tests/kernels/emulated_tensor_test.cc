@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/e4m3.h"
 #include "kernels/api/half.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
@@ -223,7 +224,7 @@ PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens, Random* rand
   return sequence;
 }
 
-constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
+constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8};
 
 // Groups of less and of more than a product's rows; windows, caps; chunks that end anywhere.
 TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
@@ -237,9 +238,9 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
       {64, 4, 2, 150, 0, 0.0f},  {128, 1, 2, 129, 0, 0.0f}, {96, 7, 1, 77, 0, 1.5f},
       {256, 3, 1, 70, 40, 0.0f},  // on the ordinary units
       {96, 3, 1, 70, 40, 0.0f},  {128, 20, 1, 66, 0, 0.0f}, {64, 8, 1, 140, 65, 1.5f}};
-  for (size_t i = 0; i < 3 * std::size(cases); ++i) {
-    const Case& c = cases[i / 3];
-    const KvType kv_type = kKvTypes[i % 3];
+  for (size_t i = 0; i < std::size(kKvTypes) * std::size(cases); ++i) {
+    const Case& c = cases[i / std::size(kKvTypes)];
+    const KvType kv_type = kKvTypes[i % std::size(kKvTypes)];
     const PagedShape shape{.num_heads = c.group * c.kv_heads,
                            .num_kv_heads = c.kv_heads,
                            .head_dim = c.head_dim,
@@ -309,6 +310,35 @@ TEST_F(EmulatedTensorTest, GroupsOfEightBitsAreTheNumbersThatTheyStandFor) {
     }
     std::vector<std::vector<std::byte>> outputs;
     for (const KvType kv_type : {KvType::kBF16, KvType::kInt8G8}) {
+      shape.kv_type = kv_type;
+      PagedCase paged(device_.get(), shape, 16, 16, 1);
+      paged.Add(&sequence);
+      outputs.push_back(paged.Step({0}, {138}, false));
+      const auto last = paged.Step({0}, {1}, true);
+      outputs.back().insert(outputs.back().end(), last.begin(), last.end());
+    }
+    EXPECT_EQ(outputs[0], outputs[1]) << head_dim;
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
+// All numbers in V; in K those that leave softmax more than one token.
+TEST_F(EmulatedTensorTest, EightBitFloatsAreTheNumbersThatTheyStandFor) {
+  for (const int head_dim : {64, 96, 128}) {
+    PagedShape shape{.num_heads = 6,
+                     .num_kv_heads = 2,
+                     .head_dim = head_dim,
+                     .dtype = DType::kBF16,
+                     .rotary = false};
+    PagedSequence sequence = Sequence(shape, 139, random_.get());
+    for (size_t i = 0; i < sequence.qkv.size(); ++i) {
+      const size_t head = i / head_dim % 10;
+      const auto number = static_cast<uint8_t>(random_->Below(head < 8 ? 0x3C : 0x7F));
+      const auto sign = static_cast<uint8_t>(random_->Below(2) << 7);
+      if (head >= 6) sequence.qkv[i] = ToFloat(E4m3{static_cast<uint8_t>(number | sign)});
+    }
+    std::vector<std::vector<std::byte>> outputs;
+    for (const KvType kv_type : {KvType::kBF16, KvType::kFp8}) {
       shape.kv_type = kv_type;
       PagedCase paged(device_.get(), shape, 16, 16, 1);
       paged.Add(&sequence);

@@ -66,10 +66,10 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   probes.insert(Probe(*backend, {.int8_weights = true}));
   probes.insert(Probe(*backend, {.int8_outliers = true}));
   probes.insert(Probe(*backend, {.int4_weights = true}));
-  for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+  for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
     probes.insert(Probe(*backend, {.kv_type = kv}));
   }
-  EXPECT_EQ(probes.size(), 13u);
+  EXPECT_EQ(probes.size(), 14u);
   const auto plain = ProbeOperations(*backend, {}, 1);
   const ProbeShape with_all{.window = 50,
                             .head_norms = true,
@@ -209,7 +209,7 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
                      .kv_heads = static_cast<int>(random.Between(1, 2)),
                      .head_dim = kHeadDims[random.Below(std::size(kHeadDims))],
                      .block_tokens = random.Chance(0.5) ? 16 : 32,
-                     .positions = static_cast<int32_t>(random.Between(1, i % 4 == 0 ? 1300 : 200))};
+                     .positions = static_cast<int32_t>(random.Between(1, i % 5 == 0 ? 1300 : 200))};
     shape.heads = shape.kv_heads * kGroups[random.Below(std::size(kGroups))];
     shape.prefill_rows = random.Between(1, std::min(shape.positions, 60));
     shape.window = random.Chance(0.6) ? random.Between(1, shape.positions) : 0;
@@ -223,8 +223,8 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     const bool have_outliers = std::all_of(
         paths.begin(), paths.end(), [](const auto& path) { return HasOutliers(path.first); });
     if (have_outliers) shape.int8_outliers = kThresholds[i % 3];
-    constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8};
-    shape.kv_type = kKvTypes[i % 3];
+    constexpr KvType kKvTypes[] = {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8};
+    shape.kv_type = kKvTypes[i % 4];
     const uint64_t numbers = random.Next();
     const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
     ASSERT_TRUE(expected.ok()) << expected.status();

@@ -41,6 +41,13 @@ constexpr ProbeShape kShapes[] = {
      .int8_outliers = 0x1p-20f,
      .int4_weights = true,
      .kv_type = KvType::kInt8G8},
+    {.features = 40,
+     .vocabulary = 50,
+     .heads = 6,
+     .head_dim = 80,
+     .positions = 131,
+     .prefill_rows = 9,
+     .kv_type = KvType::kFp8},
 };
 
 int Main(const char* isa) {

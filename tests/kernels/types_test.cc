@@ -10,10 +10,12 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/api/e4m3.h"
 #include "kernels/api/half.h"
 #include "kernels/support/int8.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
+#include "tests/support/e4m3_definition.h"
 
 namespace tandem {
 namespace {
@@ -137,6 +139,21 @@ TEST(TypesTest, KvOf8BitsIsWithinTheRoundingOfItsScaledNumbers) {
   }
 }
 
+// A number of KV in fp8 is as good as the same number kept wide, whatever is computed in.
+TEST(TypesTest, KvInFp8IsTheNumbersThatItsAreRoundedTo) {
+  Random random(14);
+  constexpr int kRow = (2 + 2) * 16, kQuery = 2 * 16;
+  std::vector<float> qkv = Numbers(70 * kRow, &random);
+  for (float& x : qkv) x *= 6;
+  std::vector<float> kept = qkv;
+  for (int64_t i = 0; i < 70 * kRow; ++i) {
+    if (i % kRow >= kQuery) kept[i] = ToFloat(ToE4m3(qkv[i]));
+  }
+  EXPECT_NE(kept, qkv);
+  EXPECT_EQ(Attend(DType::kF32, KvType::kFp8, qkv), Attend(DType::kF32, KvType::kF32, kept));
+  EXPECT_EQ(Attend(DType::kBF16, KvType::kFp8, qkv), Attend(DType::kBF16, KvType::kBF16, kept));
+}
+
 TEST(TypesTest, TheScaleOfAGroupIsAPowerOfTwoAndHidesNothingThatIsNoNumber) {
   const auto scale = [](float absmax) { return Int8GroupScaleToFloat(Int8GroupScale(absmax)); };
   EXPECT_EQ(scale(127.0f), 1.0f);
@@ -162,7 +179,7 @@ TEST(TypesTest, TypesThatNoKernelHasTogetherAreRefused) {
         backend->GetKvTileFormat({16, 64, KvType::kF32}, DType::kBF16).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(tile)) << tile;
     EXPECT_NE(tile.ToString().find("in bf16 with KV of type f32"), std::string::npos) << tile;
-    for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+    for (const KvType kv : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
       for (const DType compute : {DType::kF32, DType::kBF16}) {
         EXPECT_TRUE(backend->GetKvTileFormat({16, 64, kv}, compute).ok()) << NameOf(kv);
       }
@@ -177,6 +194,87 @@ TEST(TypesTest, TypesThatNoKernelHasTogetherAreRefused) {
     EXPECT_TRUE(absl::IsFailedPrecondition(linear)) << linear;
     EXPECT_NE(linear.ToString().find("in bf16 with weights of type f32"), std::string::npos)
         << linear;
+  }
+}
+
+// The upper halves of what ml_dtypes 0.6.0 makes of each float8_e4m3fn in float32; all lower halves
+// are zero.
+constexpr uint16_t kE4m3InMlDtypes[256] = {
+    0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, 0x3C80, 0x3C90, 0x3CA0, 0x3CB0,
+    0x3CC0, 0x3CD0, 0x3CE0, 0x3CF0, 0x3D00, 0x3D10, 0x3D20, 0x3D30, 0x3D40, 0x3D50, 0x3D60, 0x3D70,
+    0x3D80, 0x3D90, 0x3DA0, 0x3DB0, 0x3DC0, 0x3DD0, 0x3DE0, 0x3DF0, 0x3E00, 0x3E10, 0x3E20, 0x3E30,
+    0x3E40, 0x3E50, 0x3E60, 0x3E70, 0x3E80, 0x3E90, 0x3EA0, 0x3EB0, 0x3EC0, 0x3ED0, 0x3EE0, 0x3EF0,
+    0x3F00, 0x3F10, 0x3F20, 0x3F30, 0x3F40, 0x3F50, 0x3F60, 0x3F70, 0x3F80, 0x3F90, 0x3FA0, 0x3FB0,
+    0x3FC0, 0x3FD0, 0x3FE0, 0x3FF0, 0x4000, 0x4010, 0x4020, 0x4030, 0x4040, 0x4050, 0x4060, 0x4070,
+    0x4080, 0x4090, 0x40A0, 0x40B0, 0x40C0, 0x40D0, 0x40E0, 0x40F0, 0x4100, 0x4110, 0x4120, 0x4130,
+    0x4140, 0x4150, 0x4160, 0x4170, 0x4180, 0x4190, 0x41A0, 0x41B0, 0x41C0, 0x41D0, 0x41E0, 0x41F0,
+    0x4200, 0x4210, 0x4220, 0x4230, 0x4240, 0x4250, 0x4260, 0x4270, 0x4280, 0x4290, 0x42A0, 0x42B0,
+    0x42C0, 0x42D0, 0x42E0, 0x42F0, 0x4300, 0x4310, 0x4320, 0x4330, 0x4340, 0x4350, 0x4360, 0x4370,
+    0x4380, 0x4390, 0x43A0, 0x43B0, 0x43C0, 0x43D0, 0x43E0, 0x7FC0, 0x8000, 0xBB00, 0xBB80, 0xBBC0,
+    0xBC00, 0xBC20, 0xBC40, 0xBC60, 0xBC80, 0xBC90, 0xBCA0, 0xBCB0, 0xBCC0, 0xBCD0, 0xBCE0, 0xBCF0,
+    0xBD00, 0xBD10, 0xBD20, 0xBD30, 0xBD40, 0xBD50, 0xBD60, 0xBD70, 0xBD80, 0xBD90, 0xBDA0, 0xBDB0,
+    0xBDC0, 0xBDD0, 0xBDE0, 0xBDF0, 0xBE00, 0xBE10, 0xBE20, 0xBE30, 0xBE40, 0xBE50, 0xBE60, 0xBE70,
+    0xBE80, 0xBE90, 0xBEA0, 0xBEB0, 0xBEC0, 0xBED0, 0xBEE0, 0xBEF0, 0xBF00, 0xBF10, 0xBF20, 0xBF30,
+    0xBF40, 0xBF50, 0xBF60, 0xBF70, 0xBF80, 0xBF90, 0xBFA0, 0xBFB0, 0xBFC0, 0xBFD0, 0xBFE0, 0xBFF0,
+    0xC000, 0xC010, 0xC020, 0xC030, 0xC040, 0xC050, 0xC060, 0xC070, 0xC080, 0xC090, 0xC0A0, 0xC0B0,
+    0xC0C0, 0xC0D0, 0xC0E0, 0xC0F0, 0xC100, 0xC110, 0xC120, 0xC130, 0xC140, 0xC150, 0xC160, 0xC170,
+    0xC180, 0xC190, 0xC1A0, 0xC1B0, 0xC1C0, 0xC1D0, 0xC1E0, 0xC1F0, 0xC200, 0xC210, 0xC220, 0xC230,
+    0xC240, 0xC250, 0xC260, 0xC270, 0xC280, 0xC290, 0xC2A0, 0xC2B0, 0xC2C0, 0xC2D0, 0xC2E0, 0xC2F0,
+    0xC300, 0xC310, 0xC320, 0xC330, 0xC340, 0xC350, 0xC360, 0xC370, 0xC380, 0xC390, 0xC3A0, 0xC3B0,
+    0xC3C0, 0xC3D0, 0xC3E0, 0xFFC0};
+
+TEST(E4m3Test, AllNumbersAreThoseOfTheDefinitionAndOfAnotherLibrary) {
+  for (int i = 0; i < 256; ++i) {
+    const float number = ToFloat(E4m3{static_cast<uint8_t>(i)});
+    EXPECT_EQ(std::signbit(number), i >= 128) << i;
+    EXPECT_EQ(ToBfloat16(number).bits, kE4m3InMlDtypes[i]) << i;
+    if (i % 128 == 127) {
+      EXPECT_TRUE(std::isnan(number)) << i;
+    } else {
+      EXPECT_EQ(number, E4m3ByDefinition(i)) << i;
+      EXPECT_EQ(ToE4m3(number).bits, i);
+    }
+  }
+}
+
+// The nearest of all numbers; of two that are as near the one whose last bit is 0.
+int NearestE4m3(float x) {
+  const int sign = std::signbit(x) ? 128 : 0;
+  int nearest = sign;
+  for (int i = sign; i < sign + 127; ++i) {
+    const double distance = std::fabs(E4m3ByDefinition(i) - x);
+    const double least = std::fabs(E4m3ByDefinition(nearest) - x);
+    if (distance < least || (distance == least && i % 2 == 0)) nearest = i;
+  }
+  return nearest;
+}
+
+TEST(E4m3Test, RoundsToTheNearestNumberTiesToEven) {
+  const auto check = [](float x) { EXPECT_EQ(ToE4m3(x).bits, NearestE4m3(x)) << x; };
+  for (int i = 0; i < 126; ++i) {
+    const auto half_way = static_cast<float>((E4m3ByDefinition(i) + E4m3ByDefinition(i + 1)) / 2);
+    for (const float x :
+         {half_way, std::nextafter(half_way, 1e3f), std::nextafter(half_way, 0.0f)}) {
+      check(x);
+      check(-x);
+    }
+  }
+  for (const float x : {448.0f, 463.0f, 464.0f, 480.0f, 1e4f, 3.4e38f, 1e-40f, 0.0f}) {
+    check(x);
+    check(-x);
+  }
+  Random random(15);
+  for (int i = 0; i < 20000; ++i) {
+    const auto exponent = static_cast<int>(random.Between(-14, 10));
+    check(std::ldexp(static_cast<float>(random.Unit()) * 2 - 1, exponent));
+  }
+}
+
+// NaNs have one sign: that of a sum's depends on the machine.
+TEST(E4m3Test, WhatIsNoNumberIsOneNan) {
+  for (const float x : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    EXPECT_EQ(ToE4m3(x).bits, 0x7F);
+    EXPECT_EQ(ToE4m3(-x).bits, 0x7F);
   }
 }
 

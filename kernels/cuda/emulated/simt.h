@@ -57,6 +57,20 @@ inline uint32_t PackBf16(float first, float second) {
 inline uint32_t UpperHalves(float first, float second) {
   return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xFFFF0000u);
 }
+// In whole numbers, as the host may flush denormals.
+inline uint32_t RaiseBf16Pair(uint32_t pair) {
+  const auto raise = [](uint32_t bits) -> uint32_t {
+    const uint32_t exponent = bits >> 7 & 0xFFu;
+    const uint32_t sign = bits & 0x8000u;
+    if (exponent == 0) {
+      const float small = static_cast<float>(bits & 0x7Fu) * 0x1p-13f;  // Steps of 2^-133.
+      return ToBfloat16(small).bits | sign;
+    }
+    if (exponent == 0xFF) return bits;
+    return exponent + 120 < 0xFF ? bits + (120u << 7) : 0x7F80u | sign;
+  };
+  return raise(pair & 0xFFFFu) | raise(pair >> 16) << 16;
+}
 inline float HalfToFloat(uint16_t bits) { return ToFloat(Half{bits}); }
 
 // ---- shared memory ----

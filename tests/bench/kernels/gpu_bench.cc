@@ -442,14 +442,15 @@ int Main(int repetitions, const std::string& words, const std::string& isa) {
                           .epsilon = 1e-5f,
                           .output_dtype = DType::kF32}));
   });
-  for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kF32}) {
+  for (const KvType type :
+       {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8, KvType::kF32}) {
     bench.AddAttention(32, 4096, 0, type);
     bench.AddAttention(4, 32768, 0, type);
     bench.AddAttention(1, 131072, 0, type);
     bench.AddAttention(128, 1024, 0, type);
   }
   bench.AddAttention(1, 4096, 4096, KvType::kBF16);
-  for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+  for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
     bench.AddAttention(1, 16384, 16384, type);
   }
   bench.AddAttention(16, 1024, 1024, KvType::kBF16);

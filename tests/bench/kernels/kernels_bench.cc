@@ -430,7 +430,7 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
   std::vector<std::unique_ptr<AttentionCase>> long_contexts;
   for (const int heads : {32, 8}) {
     const std::string suffix = heads == 8 ? ", 8 heads" : "";
-    for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8}) {
+    for (const KvType type : {KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
       AttentionCase* const c =
           long_contexts
               .emplace_back(std::make_unique<AttentionCase>(*backend, type, heads, 4, 8192))
@@ -471,7 +471,7 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
                   Limit::kFloat,
                   {}});
   std::vector<std::unique_ptr<AttentionCase>> prompts;
-  for (const KvType type : {KvType::kInt8, KvType::kInt8G8}) {
+  for (const KvType type : {KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
     AttentionCase* const c =
         prompts.emplace_back(std::make_unique<AttentionCase>(*backend, type, 32, 1, 1024)).get();
     rows.push_back({NameOf(type) + std::string(" prefill attention 1024"),

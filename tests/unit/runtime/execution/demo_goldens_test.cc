@@ -30,6 +30,7 @@ constexpr double kMaxInt8WeightsPerplexity = 1.005;
 constexpr double kMaxInt4WeightsPerplexity = 1.04;
 constexpr double kMaxInt8KvPerplexity = 1.005;
 constexpr double kMaxGroupedKvPerplexity = 1.001;
+constexpr double kMaxFp8KvPerplexity = 1.005;
 
 json::object ReadGolden(const std::string& name) {
   const auto text =
@@ -253,7 +254,8 @@ TEST(DemoGoldensTest, KvOfEightBitsCostsLittlePerplexityOnHeldOutText) {
   for (const std::string dtype : {"f32", "bf16"}) {
     const double whole = HeldOutPerplexity(dtype);
     for (const auto& [kv, most] :
-         {std::pair("int8", kMaxInt8KvPerplexity), std::pair("int8g8", kMaxGroupedKvPerplexity)}) {
+         {std::pair("int8", kMaxInt8KvPerplexity), std::pair("int8g8", kMaxGroupedKvPerplexity),
+          std::pair("fp8", kMaxFp8KvPerplexity)}) {
       const double int8 = HeldOutPerplexity(dtype + "_kv" + kv);
       std::printf("%s: perplexity %.4f, with KV of type %s %.4f: %+.3f %%\n", dtype.c_str(), whole,
                   kv, int8, 100 * (int8 / whole - 1));

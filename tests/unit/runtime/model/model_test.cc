@@ -440,7 +440,7 @@ TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
   ASSERT_TRUE(backend.ok()) << backend.status();
   ModelOptions options{.folder = Tiny("llama_gqa64_bf16_sharded"), .dtype = "bf16"};
   size_t block_bytes = std::numeric_limits<size_t>::max();
-  for (const char* kv : {"bf16", "int8g8", "int8"}) {
+  for (const char* kv : {"bf16", "int8g8", "int8", "fp8"}) {
     options.kv = kv;
     const auto plan = Model::Plan(options, **backend);
     ASSERT_TRUE(plan.ok()) << plan.status();
@@ -454,7 +454,8 @@ TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
   EXPECT_THAT(Model::Load(options, backend->get()).status().ToString(),
               HasSubstr("computes in bf16 with KV of type f32"));
   options.kv = "int4";
-  EXPECT_THAT(Refusal(options), HasSubstr("kv is \"int4\", want auto, f32, bf16, int8 or int8g8"));
+  EXPECT_THAT(Refusal(options),
+              HasSubstr("kv is \"int4\", want auto, f32, bf16, int8, int8g8 or fp8"));
 }
 
 TEST(ModelTest, BytesOfABlockFollowTheSizes) {
