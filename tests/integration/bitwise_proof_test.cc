@@ -212,16 +212,17 @@ TEST_P(BitwiseProofTest, AFencedWorkerAloneGivesTheSameBits) {
 TEST(BitwiseProofItselfTest, DifferentNumbersAreSeen) {
   std::set<float> logprobs;
   for (const char* const format : {"f32", "bf16", "bf16_int8", "bf16_int8_outliers2", "bf16_int4",
-                                   "bf16_kvint8", "bf16_kvint8g8"}) {
+                                   "bf16_kvint8", "bf16_kvint8g8", "bf16_kvfp8"}) {
     const BitwiseProof proof(Demo(), format, ShortSet(kDemoVocabulary));
     logprobs.insert(proof.reference(0).choices[0][0].logprob);
   }
-  EXPECT_EQ(logprobs.size(), 7u);
+  EXPECT_EQ(logprobs.size(), 8u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BitwiseProofTest,
                          testing::Values("f32", "bf16", "bf16_int8", "bf16_int8_outliers2",
-                                         "bf16_int4", "f32_kvbf16", "bf16_kvint8", "f32_kvint8g8"),
+                                         "bf16_int4", "f32_kvbf16", "bf16_kvint8", "f32_kvint8g8",
+                                         "bf16_kvfp8"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

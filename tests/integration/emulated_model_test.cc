@@ -79,6 +79,7 @@ TEST_F(EmulatedProofTest, GpusAndCpusGiveTheSameBits) {
   Check("qwen3_gqa24_window_of_first", "bf16_kvint8g8", paths, 2);
   Check("gemma2_gqa16_window7", "bf16_int8", paths, 1);
   Check("mistral_gqa16_window5", "bf16_kvint8", paths, 1);
+  Check("llama_gqa64_bf16_sharded", "bf16_kvfp8", paths, 1);
   Check("llama_gqa16_scaled_biased", "bf16_int4", paths, 1);
 }
 
