@@ -97,6 +97,9 @@ struct LinearArgsOf {
   P<const float> bias = nullptr;  // [N], or null
   P<void> output;                 // [R, N] output_dtype, overlaps no input
   int64_t num_rows;               // R, may be 0
+  // Outputs, which are f32 then, are added to what is there: the residual stream. The bits are
+  // those of a layer and Add behind it.
+  bool adds_to_output = false;
   static constexpr auto Pointers(auto& self) {
     return std::tie(self.input, self.bias, self.output);
   }

@@ -318,6 +318,7 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
                    .num_outputs =
                        std::min(item_panels * gemm.panel_outputs, spec.out_features - first_output),
                    .output_dtype = spec.output_dtype,
+                   .adds_to_output = args.adds_to_output,
                    .outliers = has_outliers ? outliers : OutlierLists{},
                    .input = input,
                    .input_dtype = spec.compute_dtype});

@@ -57,6 +57,7 @@ struct GemmTask {
   int64_t output_stride;
   int64_t num_outputs;  // of all panels of the task; the last panel may be partial
   DType output_dtype;
+  bool adds_to_output = false;      // LinearArgs
   OutlierLists outliers = {};       // of the first row
   const void* input = nullptr;      // what the lists number: [num_rows, in_features]
   DType input_dtype = DType::kF32;  // of `input`

@@ -60,9 +60,9 @@ struct SumsOfRows {
   int64_t first_output;
 };
 
-// Writes lanes of outputs first_output + i and on of all rows: times `scales` and plus `bias`,
-// where there are such.
-template <DType kOutput, bool kHasScales, bool kHasBias>
+// Writes lanes of outputs first_output + i and on of all rows, or adds them to what is there: times
+// `scales` and plus `bias`, where there are such.
+template <DType kOutput, bool kAdds, bool kHasScales, bool kHasBias>
 TANDEM_LANES void FinishColumn(const GemmTask& task, const SumsOfRows& rows, int i, int lanes,
                                F32x16 scales, F32x16 bias) {
   const float* sums = rows.sums + i;
@@ -71,6 +71,7 @@ TANDEM_LANES void FinishColumn(const GemmTask& task, const SumsOfRows& rows, int
     F32x16 y = LoadF32(sums);
     if constexpr (kHasScales) y = y * scales;
     if constexpr (kHasBias) y = y + bias;
+    if constexpr (kAdds) y = LoadLanes(kOutput, task.output, at, lanes) + y;
     StoreLanes(kOutput, task.output, at, y, lanes);
     sums += rows.stride;
     at += task.output_stride;
@@ -85,20 +86,22 @@ TANDEM_LANES void FinishRows(const GemmTask& task, const SumsOfRows& rows, Scale
   const int count = left < rows.stride ? static_cast<int>(left) : rows.stride;
   for (int i = 0; i < count; i += kLanes) {
     const int lanes = count - i < kLanes ? count - i : kLanes;
-    const auto finish = [&]<DType kOutput>() __attribute__((always_inline)) {
+    const auto finish = [&]<DType kOutput, bool kAdds>() __attribute__((always_inline)) {
       F32x16 scales{};
       if constexpr (kHasScales) scales = scales_of(i);
       if (task.bias == nullptr) {
-        FinishColumn<kOutput, kHasScales, false>(task, rows, i, lanes, scales, F32x16{});
+        FinishColumn<kOutput, kAdds, kHasScales, false>(task, rows, i, lanes, scales, F32x16{});
       } else {
         const F32x16 bias = LoadLanes(DType::kF32, task.bias, rows.first_output + i, lanes);
-        FinishColumn<kOutput, kHasScales, true>(task, rows, i, lanes, scales, bias);
+        FinishColumn<kOutput, kAdds, kHasScales, true>(task, rows, i, lanes, scales, bias);
       }
     };
-    if (task.output_dtype == DType::kF32) {
-      finish.template operator()<DType::kF32>();
+    if (task.output_dtype == DType::kBF16) {
+      finish.template operator()<DType::kBF16, false>();
+    } else if (task.adds_to_output) {
+      finish.template operator()<DType::kF32, true>();
     } else {
-      finish.template operator()<DType::kBF16>();
+      finish.template operator()<DType::kF32, false>();
     }
   }
 }

@@ -234,7 +234,9 @@ void ReferenceLinear(const HostLinearArgs& args) {
       float sum = spec.segmented ? *SegmentTree(of, 0, kNumLinearSegments) : Dot(of, 0, in);
       if (spec.weight_type == WeightType::kInt8) sum = sum * op->scale(n);
       if (args.bias != nullptr) sum = sum + args.bias[n];
-      Store(spec.output_dtype, args.output, r * spec.out_features + n, sum);
+      const int64_t at = r * spec.out_features + n;
+      if (args.adds_to_output) sum = Load(DType::kF32, args.output, at) + sum;
+      Store(spec.output_dtype, args.output, at, sum);
     }
   }
 }

@@ -217,6 +217,10 @@ absl::Status Validate(const LayerNormArgs& args) {
 
 absl::Status Validate(const LinearArgs& args) {
   TANDEM_RETURN_IF_ERROR(NotNull("linear", "op", args.op));
+  if (args.adds_to_output && args.op->spec().output_dtype != DType::kF32) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "linear: outputs are %s, must be f32 to be added", NameOf(args.op->spec().output_dtype)));
+  }
   TANDEM_RETURN_IF_ERROR(Rows("linear", args.num_rows));
   if (args.num_rows == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(NotNull("linear", "input", args.input));

@@ -31,7 +31,7 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
       {&Decoder::qkv_, rows, qkv, sizeof(float)},
       {&Decoder::query_, rows, config.query_size(), compute},
       {&Decoder::attended_, rows, config.query_size(), compute},
-      {&Decoder::projected_, rows, hidden, sizeof(float)},
+      {&Decoder::projected_, rows, config.output_norms ? hidden : 0, sizeof(float)},
       {&Decoder::ffn_in_, rows, ffn_in, sizeof(float)},
       {&Decoder::ffn_act_, rows, config.ffn_size, compute},
       {&Decoder::logit_hidden_, max_logit_rows, hidden, sizeof(float)},
@@ -154,11 +154,12 @@ absl::Status Decoder::FeedForward(const LayerWeights& weights) {
 
 absl::Status Decoder::AddToResidual(const LinearWeights& projection, const NormWeights& norm,
                                     DevicePtr<const void> input) {
-  TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
-  if (norm.weight != nullptr) {
-    TANDEM_RETURN_IF_ERROR(
-        Norm(norm, projected_.as<float>(), projected_.data(), num_rows_, DType::kF32));
+  if (norm.weight == nullptr) {
+    return Linear(projection, input, residual_.as<float>(), num_rows_, /*adds_to_output=*/true);
   }
+  TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(
+      Norm(norm, projected_.as<float>(), projected_.data(), num_rows_, DType::kF32));
   return backend_->Add({.accumulator = residual_.as<float>(),
                         .addend = projected_.as<float>(),
                         .count = num_rows_ * config_.hidden_size});
@@ -241,12 +242,13 @@ absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> in
 }
 
 absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void> input,
-                             DevicePtr<float> output, int64_t rows) {
+                             DevicePtr<float> output, int64_t rows, bool adds_to_output) {
   return backend_->Linear({.op = weights.op.get(),
                            .input = input,
                            .bias = weights.bias,
                            .output = output,
-                           .num_rows = rows});
+                           .num_rows = rows,
+                           .adds_to_output = adds_to_output});
 }
 
 absl::Status Decoder::Activate() {

@@ -3,6 +3,7 @@
 #include "kernels/support/validate.h"
 
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
 
 namespace tandem {
 namespace {
@@ -210,6 +211,17 @@ TEST_P(ValidateTest, LinearLayers) {
   ExpectRefused(
       device_->Linear({.op = op->get(), .input = nullptr, .output = data_, .num_rows = 1}),
       "input is null");
+  LinearSpec narrow = spec;
+  narrow.weight_type = WeightType::kBF16;
+  narrow.compute_dtype = narrow.output_dtype = DType::kBF16;
+  Layer bf16;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, narrow, {all}, &bf16));
+  ExpectRefused(device_->Linear({.op = bf16.op.get(),
+                                 .input = data_,
+                                 .output = data_,
+                                 .num_rows = 1,
+                                 .adds_to_output = true}),
+                "outputs are bf16, must be f32 to be added");
   EXPECT_TRUE(
       device_->Linear({.op = op->get(), .input = nullptr, .output = nullptr, .num_rows = 0}).ok());
 }

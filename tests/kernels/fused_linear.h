@@ -1,0 +1,105 @@
+// What a linear layer does besides multiplying has the bits of the operations that would come
+// behind it: by every kernel that finishes outputs. Seeds are the caller's.
+
+#ifndef TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
+#define TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/api/linear.h"
+#include "runtime/base/random.h"
+#include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
+
+namespace tandem {
+
+// Numbers of several magnitudes, so that where a sum is rounded shows.
+inline std::vector<float> AnyFloats(int64_t count, Random* random) {
+  std::vector<float> numbers(count);
+  for (float& x : numbers) {
+    x = std::ldexp(static_cast<float>(random->Unit()) - 0.5f, static_cast<int>(random->Below(8)));
+  }
+  return numbers;
+}
+
+inline std::vector<std::byte> AnyNumbers(DType dtype, int64_t count, Random* random) {
+  const std::vector<float> numbers = AnyFloats(count, random);
+  std::vector<std::byte> bytes(count * SizeOf(dtype));
+  for (int64_t i = 0; i < count; ++i) {
+    const Bfloat16 narrow = ToBfloat16(numbers[i]);
+    const void* const from = dtype == DType::kF32 ? static_cast<const void*>(&numbers[i]) : &narrow;
+    std::memcpy(&bytes[i * SizeOf(dtype)], from, SizeOf(dtype));
+  }
+  return bytes;
+}
+
+inline constexpr int64_t kFusedRows[] = {0, 1, 2, 3, 8, 13, 17, 31, 64, 131, 300};
+
+// Layers of every kind of weights in any size, and of 8 bits with outliers if `outliers` says so.
+inline std::vector<LinearSpec> FusedSpecs(bool outliers, Random* random) {
+  constexpr int64_t kSizes[] = {1, 2, 16, 31, 32, 33, 77, 129, 257, 400};
+  std::vector<LinearSpec> specs;
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    for (const WeightType type : {WeightTypeOf(compute), WeightType::kInt8, WeightType::kInt4}) {
+      for (const bool segmented : {false, true}) {
+        specs.push_back({.in_features = segmented ? 1100 : kSizes[random->Below(10)],
+                         .out_features = kSizes[random->Below(10)],
+                         .weight_type = type,
+                         .compute_dtype = compute,
+                         .output_dtype = DType::kF32,
+                         .segmented = segmented,
+                         .group = type == WeightType::kInt4 ? 64 : 0});
+        if (type != WeightType::kInt8 || !outliers) continue;
+        specs.push_back(specs.back());
+        specs.back().outlier_threshold = 4;
+      }
+    }
+  }
+  return specs;
+}
+
+inline std::string DescribeFused(const LinearSpec& spec, int64_t rows) {
+  return absl::StrFormat("K %d, N %d, weights %s, compute %s%s%s, %d rows", spec.in_features,
+                         spec.out_features, NameOf(spec.weight_type), NameOf(spec.compute_dtype),
+                         spec.segmented ? ", segmented" : "",
+                         spec.outlier_threshold == 0 ? "" : ", outliers", rows);
+}
+
+// LinearArgs::adds_to_output is a layer and Add behind it.
+inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, Random* random) {
+  for (const LinearSpec& spec : FusedSpecs(outliers, random)) {
+    const auto weights =
+        AnyNumbers(spec.compute_dtype, spec.in_features * spec.out_features, random);
+    Layer layer;
+    ASSERT_NO_FATAL_FAILURE(
+        MakeLayer(device, spec, {{weights.data(), spec.out_features, spec.compute_dtype}}, &layer));
+    for (const int64_t rows : kFusedRows) {
+      const auto input = AnyNumbers(spec.compute_dtype, rows * spec.in_features, random);
+      const auto bias = AnyFloats(spec.out_features, random);
+      const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;
+      std::vector<float> expected = AnyFloats(rows * spec.out_features, random);
+      std::vector<float> actual = expected;
+      const auto products = Multiply(device, layer, input.data(), rows, bias_or_null);
+      ASSERT_OK(device.Add({.accumulator = expected.data(),
+                            .addend = products.data(),
+                            .count = static_cast<int64_t>(products.size())}));
+      ASSERT_OK(device.Linear({.op = layer.op.get(),
+                               .input = input.data(),
+                               .bias = bias_or_null,
+                               .output = actual.data(),
+                               .num_rows = rows,
+                               .adds_to_output = true}));
+      if (rows == 0) continue;
+      ASSERT_EQ(std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)), 0)
+          << DescribeFused(spec, rows);
+    }
+  }
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
