@@ -82,10 +82,11 @@ TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads)
   }
 }
 
-TEST_F(EmulatedKernelsTest, OutputsThatAreAddedHaveTheBitsOfAddBehind) {
+TEST_F(EmulatedKernelsTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind) {
   for (const char* const name : {"cuda", "cuda-tensor"}) {
     const auto device = MakeDevice(name);
     ExpectAddedOutputsAreThoseOfAdd(*device, /*outliers=*/false, random_.get());
+    ExpectActivatedOutputsAreThoseOfActivate(*device, /*outliers=*/false, random_.get());
     EXPECT_EQ(emulated::TakeFault(), "") << name;
   }
 }

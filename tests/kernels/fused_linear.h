@@ -100,6 +100,57 @@ inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, R
   }
 }
 
+// LinearSpec::activation is a layer of f32 and Activate behind it.
+inline void ExpectActivatedOutputsAreThoseOfActivate(TestDevice& device, bool outliers,
+                                                     Random* random) {
+  for (LinearSpec spec : FusedSpecs(outliers, random)) {
+    LinearSpec activated = spec;
+    activated.gated = random->Chance(0.7);
+    if (activated.gated) activated.out_features = spec.out_features = 2 * spec.out_features;
+    activated.activation =
+        random->Chance(0.5) ? ActivationFunction::kSilu : ActivationFunction::kGeluTanh;
+    activated.output_dtype = random->Chance(0.3) ? DType::kF32 : spec.compute_dtype;
+    const DType dtype = spec.compute_dtype;
+    const auto weights = AnyNumbers(dtype, spec.in_features * spec.out_features, random);
+    // Parts end anywhere.
+    const int64_t first = random->Between(0, spec.out_features);
+    std::vector<WeightPart> parts;
+    if (first > 0) parts.push_back({weights.data(), first, dtype});
+    if (first < spec.out_features) {
+      parts.push_back({weights.data() + first * spec.in_features * SizeOf(dtype),
+                       spec.out_features - first, dtype});
+    }
+    Layer layer, fused;
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(device, spec, parts, &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(device, activated, parts, &fused));
+    const int64_t columns = activated.columns();
+    for (const int64_t rows : kFusedRows) {
+      const auto input = AnyNumbers(dtype, rows * spec.in_features, random);
+      const auto bias = AnyFloats(spec.out_features, random);
+      const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;
+      const auto outputs = Multiply(device, layer, input.data(), rows, bias_or_null);
+      std::vector<std::byte> expected(rows * columns * SizeOf(activated.output_dtype));
+      std::vector<std::byte> actual = expected;
+      ASSERT_OK(device.Activate({.gate = outputs.data(),
+                                 .up = activated.gated ? outputs.data() + columns : nullptr,
+                                 .input_stride = spec.out_features,
+                                 .output = expected.data(),
+                                 .num_rows = rows,
+                                 .features = columns,
+                                 .function = *activated.activation,
+                                 .input_dtype = DType::kF32,
+                                 .output_dtype = activated.output_dtype}));
+      ASSERT_OK(device.Linear({.op = fused.op.get(),
+                               .input = input.data(),
+                               .bias = bias_or_null,
+                               .output = actual.data(),
+                               .num_rows = rows}));
+      ASSERT_EQ(actual, expected) << DescribeFused(spec, rows)
+                                  << (activated.gated ? ", gated" : "");
+    }
+  }
+}
+
 }  // namespace tandem
 
 #endif  // TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_

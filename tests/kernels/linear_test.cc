@@ -153,6 +153,12 @@ TEST_P(LinearTest, OutputsThatAreAddedHaveTheBitsOfAddBehind) {
   ExpectAddedOutputsAreThoseOfAdd(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
+TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfActivateBehind) {
+  ExpectActivatedOutputsAreThoseOfActivate(*device_, HasOutliers(GetParam()), random_.get());
+  const auto on_threads = MakeDevice(GetParam(), /*num_threads=*/3);
+  ExpectActivatedOutputsAreThoseOfActivate(*on_threads, HasOutliers(GetParam()), random_.get());
+}
+
 // So that a slow layer never looks like one that hangs.
 TEST_P(LinearTest, ALargeLayerShowsWorkManyTimes) {
   const LinearSpec spec{.in_features = 1024,
@@ -356,10 +362,21 @@ TEST_P(LinearTest, WhatIsNoNumberIsNoneInFourBits) {
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), DeviceName);
 INSTANTIATE_TEST_SUITE_P(Fenced, LinearTest, testing::Values("fenced"), DeviceName);
 
-TEST(ReferenceLinearTest, OutputsThatAreAddedHaveTheBitsOfAddBehind) {
+// Gates and ups of one panel are other bytes than gates before ups.
+TEST(CpuLinearTest, AGatedLayerIsPackedUnderAnotherName) {
+  const auto cpu = MakeDevice("cpu-generic");
+  LinearSpec spec = Int4Spec(64, 64, 32);
+  spec.activation = ActivationFunction::kSilu;
+  const std::string plain = cpu->backend().GetPackedFormat(spec)->id;
+  spec.gated = true;
+  EXPECT_NE(cpu->backend().GetPackedFormat(spec)->id, plain);
+}
+
+TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
   const auto reference = MakeDevice("reference");
   Random random(7);
   ExpectAddedOutputsAreThoseOfAdd(*reference, /*outliers=*/true, &random);
+  ExpectActivatedOutputsAreThoseOfActivate(*reference, /*outliers=*/true, &random);
 }
 
 #if defined(__x86_64__)

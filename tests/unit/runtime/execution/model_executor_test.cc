@@ -53,8 +53,8 @@ TEST_P(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
   config.head_dim = 4;
   config.vocab_size = 32;
   // Rotations of half a head; residual and norm; query, key and value; query and what it attends
-  // to; gate and up, and their product.
-  const int64_t floats = 2 + 2 + 2 * 8 + (8 + 4 + 4) + 2 * 8 + 2 * 16 + 16;
+  // to; the product of gate and up.
+  const int64_t floats = 2 + 2 + 2 * 8 + (8 + 4 + 4) + 2 * 8 + 16;
   EXPECT_EQ(ModelExecutor::TokenScratchBytes(config, DType::kF32), 4 * floats);
   config.output_norms = true;  // What has a norm before it is added.
   EXPECT_EQ(ModelExecutor::TokenScratchBytes(config, DType::kF32), 4 * (floats + 8));
