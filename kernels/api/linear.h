@@ -18,12 +18,14 @@
 #define TANDEM_KERNELS_API_LINEAR_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
 
 #include "kernels/api/device_ptr.h"
 #include "kernels/api/dtype.h"
+#include "kernels/api/rows.h"
 
 namespace tandem {
 
@@ -52,6 +54,14 @@ struct LinearSpec {
   // are (docs/numerics.md). After LLM.int8 (Dettmers et al., 2022). From kMinOutlierThreshold to
   // kMaxOutlierThreshold, or 0: there are none. kInt8 only; packed weights are the same.
   float outlier_threshold = 0;
+  // What is stored is function(output), or, of a gated layer, whose first N / 2 outputs are gates
+  // and the others ups, function(gate) · up: with the bits of a layer of f32 and Activate behind
+  // it.
+  std::optional<ActivationFunction> activation = {};
+  bool gated = false;  // With an activation only; N is even.
+
+  // Numbers of a row that are stored.
+  int64_t columns() const { return gated ? out_features / 2 : out_features; }
 };
 
 inline constexpr float kMinOutlierThreshold = 0x1p-126f;
@@ -95,8 +105,11 @@ struct LinearArgsOf {
   const LinearOp* op;
   P<const void> input;            // [R, K] compute_dtype
   P<const float> bias = nullptr;  // [N], or null
-  P<void> output;                 // [R, N] output_dtype, overlaps no input
+  P<void> output;                 // [R, columns()] output_dtype, overlaps no input
   int64_t num_rows;               // R, may be 0
+  // Outputs, which are f32 then and not activated, are added to what is there: the residual
+  // stream. The bits are those of a layer and Add behind it.
+  bool adds_to_output = false;
   static constexpr auto Pointers(auto& self) {
     return std::tie(self.input, self.bias, self.output);
   }

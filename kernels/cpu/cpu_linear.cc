@@ -66,6 +66,10 @@ int64_t PanelBytes(const GemmKernels& gemm, const LinearSpec& spec) {
   return PanelScalesAt(gemm, spec) + static_cast<int64_t>(gemm.panel_scale_bytes);
 }
 
+int64_t NumPanels(const GemmKernels& gemm, const LinearSpec& spec) {
+  return CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
+}
+
 int64_t RowBytes(const GemmKernels& gemm, const LinearSpec& spec) {
   const int64_t units =
       RoundUp<int64_t>(Units(gemm, spec.in_features), gemm.activation_block_units);
@@ -169,6 +173,16 @@ void PackInt4Columns(const GemmKernels& gemm, const LinearSpec& spec,
   }
 }
 
+// Which output of the layer is the i-th of a panel; N and more: none. Of a gated layer half of the
+// panel are gates, the other half their ups.
+int64_t OutputAt(const GemmKernels& gemm, const LinearSpec& spec, int64_t panel, int i) {
+  if (!spec.gated) return panel * gemm.panel_outputs + i;
+  const int half = gemm.panel_outputs / 2;
+  const int64_t column = panel * half + i % half;
+  if (column >= spec.columns()) return spec.out_features;
+  return i < half ? column : spec.columns() + column;
+}
+
 // All outputs of one part; `first` is its first output in the layer.
 template <typename From>
 void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart& part,
@@ -184,11 +198,13 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
   const int64_t panel_bytes = PanelBytes(gemm, spec);
   std::vector<Column<From>> columns(gemm.panel_outputs);
   const int64_t last = first + part.out_features;
-  for (int64_t panel = first / gemm.panel_outputs; panel * gemm.panel_outputs < last; ++panel) {
+  for (int64_t panel = 0; panel < NumPanels(gemm, spec); ++panel) {
+    bool is_in_panel = false;
     for (int i = 0; i < gemm.panel_outputs; ++i) {
-      const int64_t n = panel * gemm.panel_outputs + i;
+      const int64_t n = OutputAt(gemm, spec, panel, i);
       columns[i] = {};
       if (n < first || n >= last) continue;
+      is_in_panel = true;
       columns[i] = spec.layout == WeightLayout::kOutIn
                        ? Column<From>{data + (n - first) * spec.in_features, 1}
                        : Column<From>{data + (n - first), part.out_features};
@@ -196,7 +212,7 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
       columns[i].scales = part.scales.data() + (n - first) * Groups(spec);
       columns[i].zeros = part.zeros.data() + (n - first) * Groups(spec);
     }
-    pack_columns(gemm, spec, columns, packed + panel * panel_bytes);
+    if (is_in_panel) pack_columns(gemm, spec, columns, packed + panel * panel_bytes);
   }
 }
 
@@ -226,9 +242,9 @@ PackedFormat CpuPackedFormat(const GemmKernels& gemm, const LinearSpec& spec) {
   std::string id = absl::StrFormat("cpu.1.n%d.k%d.%s", gemm.panel_outputs, gemm.k_per_unit,
                                    NameOf(spec.weight_type));
   if (spec.group != 0) absl::StrAppend(&id, ".g", spec.group);
+  if (spec.gated) absl::StrAppend(&id, ".gated");
   return {.id = std::move(id),
-          .size_bytes = static_cast<size_t>(
-              CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs) * PanelBytes(gemm, spec))};
+          .size_bytes = static_cast<size_t>(NumPanels(gemm, spec) * PanelBytes(gemm, spec))};
 }
 
 void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const WeightPart> parts,
@@ -262,7 +278,7 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
   TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
   const LinearSpec& spec = op->spec();
   const int64_t panel_bytes = PanelBytes(op->gemm(), spec);
-  const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, op->gemm().panel_outputs);
+  const int64_t num_panels = NumPanels(op->gemm(), spec);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
   const int64_t row_bytes =
       std::max(RowBytes(op->gemm(), spec), RowBytes(op->KernelsFor(block_rows), spec));
@@ -286,7 +302,7 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
         static_cast<const std::byte*>(args.input) +
         static_cast<size_t>(first_row * spec.in_features) * SizeOf(spec.compute_dtype);
     auto* output = static_cast<std::byte*>(args.output) +
-                   static_cast<size_t>(first_row * spec.out_features) * SizeOf(spec.output_dtype);
+                   static_cast<size_t>(first_row * spec.columns()) * SizeOf(spec.output_dtype);
     const bool shared = rows * spec.in_features * spec.out_features >= kMinSharedWork;
     const auto pack = [&](int64_t tile, int) {
       PackActivations(gemm, spec, input, tiles, tile, activations, outliers);
@@ -305,6 +321,8 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
     pool->ParallelFor(CeilDiv(num_panels, item_panels), [&](int64_t item, int) {
       const int64_t first_panel = item * item_panels;
       const int64_t first_output = first_panel * gemm.panel_outputs;
+      const int64_t first_column = first_output / (spec.gated ? 2 : 1);
+      const float* const bias = args.bias == nullptr ? nullptr : args.bias + first_column;
       gemm.run(
           GemmTask{.activations = activations,
                    .num_rows = rows,
@@ -312,12 +330,16 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
                    .in_features = spec.in_features,
                    .group = spec.group,
                    .segmented = spec.segmented,
-                   .bias = args.bias == nullptr ? nullptr : args.bias + first_output,
-                   .output = output + static_cast<size_t>(first_output) * SizeOf(spec.output_dtype),
-                   .output_stride = spec.out_features,
+                   .bias = bias,
+                   .output = output + static_cast<size_t>(first_column) * SizeOf(spec.output_dtype),
+                   .output_stride = spec.columns(),
                    .num_outputs =
                        std::min(item_panels * gemm.panel_outputs, spec.out_features - first_output),
                    .output_dtype = spec.output_dtype,
+                   .adds_to_output = args.adds_to_output,
+                   .activation = spec.activation,
+                   .gated = spec.gated,
+                   .up_bias = bias == nullptr ? nullptr : bias + spec.columns(),
                    .outliers = has_outliers ? outliers : OutlierLists{},
                    .input = input,
                    .input_dtype = spec.compute_dtype});

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "kernels/support/host_args.h"
@@ -57,6 +58,12 @@ struct GemmTask {
   int64_t output_stride;
   int64_t num_outputs;  // of all panels of the task; the last panel may be partial
   DType output_dtype;
+  bool adds_to_output = false;  // LinearArgs
+  // LinearSpec. Of a gated layer half of each panel are gates, the other half their ups; `bias` is
+  // that of the first gate.
+  std::optional<ActivationFunction> activation = {};
+  bool gated = false;
+  const float* up_bias = nullptr;
   OutlierLists outliers = {};       // of the first row
   const void* input = nullptr;      // what the lists number: [num_rows, in_features]
   DType input_dtype = DType::kF32;  // of `input`

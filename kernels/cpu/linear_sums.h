@@ -60,20 +60,63 @@ struct SumsOfRows {
   int64_t first_output;
 };
 
-// Writes lanes of outputs first_output + i and on of all rows: times `scales` and plus `bias`,
-// where there are such.
-template <DType kOutput, bool kHasScales, bool kHasBias>
+// Lanes of outputs, times `scales` and plus `bias`, where there are such.
+template <bool kHasScales>
+TANDEM_LANES F32x16 FinishedLanes(const float* sums, F32x16 scales, bool has_bias, F32x16 bias) {
+  F32x16 y = LoadF32(sums);
+  if constexpr (kHasScales) y = y * scales;
+  return has_bias ? y + bias : y;
+}
+
+// Writes lanes of outputs first_output + i and on of all rows, or adds them to what is there.
+template <DType kOutput, bool kAdds, bool kHasScales, bool kHasBias>
 TANDEM_LANES void FinishColumn(const GemmTask& task, const SumsOfRows& rows, int i, int lanes,
                                F32x16 scales, F32x16 bias) {
   const float* sums = rows.sums + i;
   int64_t at = rows.first_row * task.output_stride + rows.first_output + i;
   for (int64_t r = 0; r < rows.num_rows; ++r) {
-    F32x16 y = LoadF32(sums);
-    if constexpr (kHasScales) y = y * scales;
-    if constexpr (kHasBias) y = y + bias;
+    F32x16 y = FinishedLanes<kHasScales>(sums, scales, kHasBias, bias);
+    if constexpr (kAdds) y = LoadLanes(kOutput, task.output, at, lanes) + y;
     StoreLanes(kOutput, task.output, at, y, lanes);
     sums += rows.stride;
     at += task.output_stride;
+  }
+}
+
+// As FinishRows, where there is an activation. Of a gated layer a vector of gates is before that of
+// their ups.
+template <bool kHasScales, typename ScalesOf>
+TANDEM_LANES void FinishActivated(const GemmTask& task, const SumsOfRows& rows,
+                                  ScalesOf scales_of) {
+  const bool has_bias = task.bias != nullptr;
+  const int vectors = task.gated ? 2 : 1;  // of sums for one that is stored
+  const int64_t num_columns = task.num_outputs / vectors;
+  for (int i = 0; i < rows.stride; i += vectors * kLanes) {
+    const int64_t column = (rows.first_output + i) / vectors;
+    const int64_t left = num_columns - column;
+    if (left <= 0) break;
+    const int lanes = left < kLanes ? static_cast<int>(left) : kLanes;
+    F32x16 scales{}, bias{}, up_scales{}, up_bias{};
+    if constexpr (kHasScales) {
+      scales = scales_of(i);
+      if (task.gated) up_scales = scales_of(i + kLanes);
+    }
+    if (has_bias) {
+      bias = LoadLanes(DType::kF32, task.bias, column, lanes);
+      if (task.gated) up_bias = LoadLanes(DType::kF32, task.up_bias, column, lanes);
+    }
+    const float* sums = rows.sums + i;
+    int64_t at = rows.first_row * task.output_stride + column;
+    for (int64_t r = 0; r < rows.num_rows; ++r) {
+      F32x16 y = FinishedLanes<kHasScales>(sums, scales, has_bias, bias);
+      y = *task.activation == ActivationFunction::kSilu ? SiluOf(y) : GeluTanhOf(y);
+      if (task.gated) {
+        y = y * FinishedLanes<kHasScales>(sums + kLanes, up_scales, has_bias, up_bias);
+      }
+      StoreLanes(task.output_dtype, task.output, at, y, lanes);
+      sums += rows.stride;
+      at += task.output_stride;
+    }
   }
 }
 
@@ -81,24 +124,30 @@ TANDEM_LANES void FinishColumn(const GemmTask& task, const SumsOfRows& rows, int
 // on, where kHasScales.
 template <bool kHasScales, typename ScalesOf>
 TANDEM_LANES void FinishRows(const GemmTask& task, const SumsOfRows& rows, ScalesOf scales_of) {
+  if (task.activation) {
+    FinishActivated<kHasScales>(task, rows, scales_of);
+    return;
+  }
   const int64_t left = task.num_outputs - rows.first_output;
   const int count = left < rows.stride ? static_cast<int>(left) : rows.stride;
   for (int i = 0; i < count; i += kLanes) {
     const int lanes = count - i < kLanes ? count - i : kLanes;
-    const auto finish = [&]<DType kOutput>() __attribute__((always_inline)) {
+    const auto finish = [&]<DType kOutput, bool kAdds>() __attribute__((always_inline)) {
       F32x16 scales{};
       if constexpr (kHasScales) scales = scales_of(i);
       if (task.bias == nullptr) {
-        FinishColumn<kOutput, kHasScales, false>(task, rows, i, lanes, scales, F32x16{});
+        FinishColumn<kOutput, kAdds, kHasScales, false>(task, rows, i, lanes, scales, F32x16{});
       } else {
         const F32x16 bias = LoadLanes(DType::kF32, task.bias, rows.first_output + i, lanes);
-        FinishColumn<kOutput, kHasScales, true>(task, rows, i, lanes, scales, bias);
+        FinishColumn<kOutput, kAdds, kHasScales, true>(task, rows, i, lanes, scales, bias);
       }
     };
-    if (task.output_dtype == DType::kF32) {
-      finish.template operator()<DType::kF32>();
+    if (task.output_dtype == DType::kBF16) {
+      finish.template operator()<DType::kBF16, false>();
+    } else if (task.adds_to_output) {
+      finish.template operator()<DType::kF32, true>();
     } else {
-      finish.template operator()<DType::kBF16>();
+      finish.template operator()<DType::kF32, false>();
     }
   }
 }

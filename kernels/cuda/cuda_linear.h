@@ -39,7 +39,7 @@ struct PackedLinear {
 PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 
 // Bytes that a layer wants for `num_rows` rows while it runs; may be 0.
-size_t CudaLinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
+size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows);
 cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream);
 

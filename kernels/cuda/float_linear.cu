@@ -59,13 +59,16 @@ struct FloatLaunch {
   void* output;             // [R, N]
   int64_t num_rows;         // R
   float* segment_sums;      // [8, R, N]: where there are segments
+  bool adds_to_output;      // LinearArgs
 };
 
 // A sum over all inputs.
 __device__ __forceinline__ void StoreOutput(const FloatLaunch& launch, int64_t row, int64_t n,
                                             float sum) {
   if (launch.bias != nullptr) sum = sum + launch.bias[n];
-  Store(launch.layer.output_dtype, launch.output, row * launch.layer.out_features + n, sum);
+  const int64_t at = row * launch.layer.out_features + n;
+  if (launch.adds_to_output) sum = static_cast<const float*>(launch.output)[at] + sum;
+  Store(launch.layer.output_dtype, launch.output, at, sum);
 }
 
 // A sum over the inputs of a segment, or over all where there are none.
@@ -535,7 +538,8 @@ cudaError_t FloatLinear(const PackedLinear& layer, const HostLinearArgs& args, v
       .bias = args.bias,
       .output = args.output,
       .num_rows = args.num_rows,
-      .segment_sums = static_cast<float*>(scratch)};
+      .segment_sums = static_cast<float*>(scratch),
+      .adds_to_output = args.adds_to_output};
   void* const rows = static_cast<std::byte*>(scratch) + SumsBytes(layer, args.num_rows);
   return layer.weight_type == WeightType::kF32 ? LaunchLinear<F32Weights>(launch, rows, stream)
                                                : LaunchLinear<Bf16Weights>(launch, rows, stream);

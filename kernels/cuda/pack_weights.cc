@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/cuda_rows.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/support/int4.h"
 #include "kernels/support/int8.h"
@@ -178,7 +179,7 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
           .on_tensor_cores = tensor,
           .weight_type = spec.weight_type,
           .compute_dtype = spec.compute_dtype,
-          .output_dtype = spec.output_dtype,
+          .output_dtype = spec.activation ? DType::kF32 : spec.output_dtype,
           .group = static_cast<uint8_t>(spec.group),
           .panels = packed,
           .scales = int8 ? reinterpret_cast<const float*>(packed + panels) : nullptr};
@@ -189,21 +190,50 @@ namespace {
 bool MultipliesInt8(const PackedLinear& layer) {
   return layer.weight_type == WeightType::kInt8 || layer.weight_type == WeightType::kInt4;
 }
-}  // namespace
 
-size_t CudaLinearScratchBytes(const PackedLinear& layer, int64_t num_rows) {
-  if (MultipliesInt8(layer)) return Int8LinearScratchBytes(layer, num_rows);
-  return layer.on_tensor_cores ? Bf16TensorScratchBytes(layer, num_rows)
-                               : FloatLinearScratchBytes(layer, num_rows);
+// Outputs that are activated by a launch of their own.
+size_t OutputBytes(const LinearSpec& spec, int64_t num_rows) {
+  if (!spec.activation) return 0;
+  return RoundUp<size_t>(static_cast<size_t>(num_rows * spec.out_features) * sizeof(float), 64);
 }
 
-cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       const ProcessorLimits& limits, cudaStream_t stream) {
+cudaError_t Multiply(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
+                     const ProcessorLimits& limits, cudaStream_t stream) {
   if (MultipliesInt8(layer)) {
     return Int8Linear(layer, args, scratch, limits, stream);
   }
   return layer.on_tensor_cores ? Bf16TensorLinear(layer, args, scratch, limits, stream)
                                : FloatLinear(layer, args, scratch, stream);
+}
+}  // namespace
+
+size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows) {
+  const size_t outputs = OutputBytes(spec, num_rows);
+  if (MultipliesInt8(layer)) return outputs + Int8LinearScratchBytes(layer, num_rows);
+  return outputs + (layer.on_tensor_cores ? Bf16TensorScratchBytes(layer, num_rows)
+                                          : FloatLinearScratchBytes(layer, num_rows));
+}
+
+cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
+                       const ProcessorLimits& limits, cudaStream_t stream) {
+  const LinearSpec& spec = args.op->spec();
+  if (!spec.activation) return Multiply(layer, args, scratch, limits, stream);
+  HostLinearArgs inner = args;
+  inner.output = scratch;
+  void* const rest = static_cast<std::byte*>(scratch) + OutputBytes(spec, args.num_rows);
+  const cudaError_t error = Multiply(layer, inner, rest, limits, stream);
+  if (error != cudaSuccess) return error;
+  const auto* const gate = static_cast<const float*>(scratch);
+  return CudaActivate({.gate = gate,
+                       .up = spec.gated ? gate + spec.columns() : nullptr,
+                       .input_stride = spec.out_features,
+                       .output = args.output,
+                       .num_rows = args.num_rows,
+                       .features = spec.columns(),
+                       .function = *spec.activation,
+                       .input_dtype = DType::kF32,
+                       .output_dtype = spec.output_dtype},
+                      stream);
 }
 
 }  // namespace tandem

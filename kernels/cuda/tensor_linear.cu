@@ -76,7 +76,8 @@ cudaError_t TensorLinear(const PackedLinear& layer, const HostLinearArgs& args,
                       .segment_sums = static_cast<float4*>(segment_sums),
                       .ring = {},
                       .row_chunks = 0,
-                      .pass_panels = 0};
+                      .pass_panels = 0,
+                      .adds_to_output = args.adds_to_output};
   // Weights of 4 bits have kernels for few rows alone, which take any number a few at a time.
   const bool few = args.num_rows <= kMaxFewRows || layer.weight_type == WeightType::kInt4;
   const auto launch_rows = few ? LaunchFewRows : LaunchManyRows;

@@ -41,8 +41,9 @@ __device__ __forceinline__ void StoreStaged(const TensorLaunch& launch, SharedPt
       if constexpr (Product::kScaled) sum = sum * ScaleOf(launch, first_row + row, 0) * scale[i];
       if (launch.bias != nullptr) sum = sum + bias[i];
       if (!there[i]) continue;
-      Store(layer.output_dtype, launch.output,
-            (first_row + row) * layer.out_features + n + i * kWarp, sum);
+      const int64_t at = (first_row + row) * layer.out_features + n + i * kWarp;
+      if (launch.adds_to_output) sum = static_cast<const float*>(launch.output)[at] + sum;
+      Store(layer.output_dtype, launch.output, at, sum);
     }
   }
 }

@@ -105,6 +105,8 @@ struct TensorLaunch {
   RingShape ring;
   int row_chunks;   // of so many rows as the ring has
   int pass_panels;  // that a block of few rows multiplies at once
+  // LinearArgs. Here nothing else moves (README.md).
+  bool adds_to_output;
 };
 
 TANDEM_ANYWHERE inline int64_t NumPanels(const PackedLinear& layer) {
@@ -287,6 +289,16 @@ __device__ __forceinline__ void StoreRows(const TensorLaunch& launch, int64_t fi
   const int lane = threadIdx.x % kWarp;
   const int64_t row = first_row + lane % 4 * 2;
   const int64_t rows_left = launch.num_rows - row;
+  // All at once, as a load does not go before a store.
+  float before[4] = {};
+  if (launch.adds_to_output) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t n = panel * kPanelOutputs + lane / 4 + i / 2 * 8;
+      if (n >= layer.out_features || i % 2 >= rows_left) continue;
+      before[i] = static_cast<const float*>(launch.output)[(row + i % 2) * layer.out_features + n];
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     const int64_t n = panel * kPanelOutputs + lane / 4 + i * 4;
@@ -300,6 +312,7 @@ __device__ __forceinline__ void StoreRows(const TensorLaunch& launch, int64_t fi
       float sum = sums[i + r];
       if (layer.scales != nullptr) sum = sum * scale;
       if (launch.bias != nullptr) sum = sum + bias;
+      if (launch.adds_to_output) sum = before[i + r] + sum;
       Store(layer.output_dtype, launch.output, at + r * layer.out_features, sum);
     }
   }

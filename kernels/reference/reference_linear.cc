@@ -13,6 +13,7 @@
 #include "kernels/reference/numbers.h"
 #include "kernels/support/int4.h"
 #include "kernels/support/int8.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 
@@ -140,6 +141,10 @@ std::optional<float> SegmentTree(const Operands& of, int first, int count) {
   return *left + *right;
 }
 
+float Activated(ActivationFunction function, float x) {
+  return function == ActivationFunction::kSilu ? Silu(x) : GeluTanh(x);
+}
+
 // Where a part has the weights of an output of the layer.
 struct Output {
   int64_t begin, stride;
@@ -228,13 +233,20 @@ void ReferenceLinear(const HostLinearArgs& args) {
   const int64_t in = spec.in_features;
   const bool int4 = spec.weight_type == WeightType::kInt4;
   for (int64_t r = 0; r < args.num_rows; ++r) {
-    for (int64_t n = 0; n < spec.out_features; ++n) {
+    const auto output = [&](int64_t n) {
       const Operands of{spec,          args.input, r * in,
                         op->numbers(), n * in,     int4 ? op->groups(n) : nullptr};
       float sum = spec.segmented ? *SegmentTree(of, 0, kNumLinearSegments) : Dot(of, 0, in);
       if (spec.weight_type == WeightType::kInt8) sum = sum * op->scale(n);
-      if (args.bias != nullptr) sum = sum + args.bias[n];
-      Store(spec.output_dtype, args.output, r * spec.out_features + n, sum);
+      return args.bias == nullptr ? sum : sum + args.bias[n];
+    };
+    for (int64_t n = 0; n < spec.columns(); ++n) {
+      const int64_t at = r * spec.columns() + n;
+      float y = output(n);
+      if (spec.activation) y = Activated(*spec.activation, y);
+      if (spec.gated) y = y * output(spec.columns() + n);
+      if (args.adds_to_output) y = Load(DType::kF32, args.output, at) + y;
+      Store(spec.output_dtype, args.output, at, y);
     }
   }
 }

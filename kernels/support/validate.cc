@@ -154,6 +154,12 @@ absl::Status Validate(const LinearSpec& spec) {
         "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",
         spec.in_features, spec.out_features, NameOf(spec.weight_type)));
   }
+  if (spec.gated && (!spec.activation || spec.out_features % 2 != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("linear: %d outputs are gates and ups %s an activation, must be with one "
+                        "and an even number",
+                        spec.out_features, spec.activation ? "with" : "without"));
+  }
   if (spec.output_dtype == DType::kF32 || spec.output_dtype == spec.compute_dtype) {
     return absl::OkStatus();
   }
@@ -217,6 +223,12 @@ absl::Status Validate(const LayerNormArgs& args) {
 
 absl::Status Validate(const LinearArgs& args) {
   TANDEM_RETURN_IF_ERROR(NotNull("linear", "op", args.op));
+  const LinearSpec& spec = args.op->spec();
+  if (args.adds_to_output && (spec.output_dtype != DType::kF32 || spec.activation)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("linear: outputs are %s%s, must be f32 to be added",
+                        NameOf(spec.output_dtype), spec.activation ? " and activated" : ""));
+  }
   TANDEM_RETURN_IF_ERROR(Rows("linear", args.num_rows));
   if (args.num_rows == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(NotNull("linear", "input", args.input));

@@ -63,18 +63,18 @@ std::string KvClass(const Model& model, const KvLayout& layout) {
 
 ProbedOptions ProbedOptionsOf(const Model& model) {
   const ModelSpec& spec = model.spec();
+  const LinearDecl& ffn_in = spec.layers[0].ffn_in;
   std::optional<KvType> kv_type = model.types().kv;
   if (kv_type == KvTypeOf(model.types().compute)) kv_type.reset();
-  return {
-      .window = spec.has_windows(),
-      .head_norms = spec.has_head_norms(),
-      .score_cap = model.config().score_cap != 0,
-      .gated_gelu = spec.ffn == FfnKind::kGated && spec.activation == ActivationFunction::kGeluTanh,
-      .logit_cap = model.config().logit_cap != 0,
-      .int8_weights = model.types().weights == WeightType::kInt8,
-      .int8_outliers = model.types().int8_outliers != 0,
-      .int4_weights = model.types().weights == WeightType::kInt4,
-      .kv_type = kv_type};
+  return {.window = spec.has_windows(),
+          .head_norms = spec.has_head_norms(),
+          .score_cap = model.config().score_cap != 0,
+          .gated_gelu = ffn_in.gated && ffn_in.activation == ActivationFunction::kGeluTanh,
+          .logit_cap = model.config().logit_cap != 0,
+          .int8_weights = model.types().weights == WeightType::kInt8,
+          .int8_outliers = model.types().int8_outliers != 0,
+          .int4_weights = model.types().weights == WeightType::kInt4,
+          .kv_type = kv_type};
 }
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {

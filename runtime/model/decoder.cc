@@ -19,8 +19,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const Model* model, Bac
 }
 
 std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DType compute_dtype,
-                                                   int64_t ffn_in, int64_t max_tokens,
-                                                   int64_t max_logit_rows) {
+                                                   int64_t max_tokens, int64_t max_logit_rows) {
   const size_t compute = SizeOf(compute_dtype);
   const int64_t rows = max_tokens;
   const int64_t hidden = config.hidden_size;
@@ -31,8 +30,7 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
       {&Decoder::qkv_, rows, qkv, sizeof(float)},
       {&Decoder::query_, rows, config.query_size(), compute},
       {&Decoder::attended_, rows, config.query_size(), compute},
-      {&Decoder::projected_, rows, hidden, sizeof(float)},
-      {&Decoder::ffn_in_, rows, ffn_in, sizeof(float)},
+      {&Decoder::projected_, rows, config.output_norms ? hidden : 0, sizeof(float)},
       {&Decoder::ffn_act_, rows, config.ffn_size, compute},
       {&Decoder::logit_hidden_, max_logit_rows, hidden, sizeof(float)},
       {&Decoder::logit_normed_, max_logit_rows, hidden, compute},
@@ -42,10 +40,9 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
 
 int64_t Decoder::ScratchBytes(const ModelConfig& config, DType compute_dtype, int64_t max_tokens,
                               int64_t max_logit_rows) {
-  // Rotary angles, gate and up: what a family without them takes is less.
+  // With rotary angles: what a family without them takes is less.
   int64_t bytes = max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
-  for (const Scratch& one :
-       ListScratch(config, compute_dtype, 2 * config.ffn_size, max_tokens, max_logit_rows)) {
+  for (const Scratch& one : ListScratch(config, compute_dtype, max_tokens, max_logit_rows)) {
     bytes += one.bytes();
   }
   return bytes;
@@ -64,8 +61,7 @@ absl::Status Decoder::Allocate(const KvLayout& layout, DevicePtr<std::byte> pool
     TANDEM_ASSIGN_OR_RETURN(sin_, backend_->Allocate(angles_bytes));
   }
   for (const Scratch& one :
-       ListScratch(config_, model_.types().compute, model_.spec().layers[0].ffn_in.out_features(),
-                   max_tokens_, max_logit_rows_)) {
+       ListScratch(config_, model_.types().compute, max_tokens_, max_logit_rows_)) {
     TANDEM_ASSIGN_OR_RETURN(this->*one.buffer,
                             backend_->Allocate(static_cast<size_t>(one.bytes())));
   }
@@ -147,18 +143,18 @@ absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input, const St
 absl::Status Decoder::FeedForward(const LayerWeights& weights) {
   TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), num_rows_,
                               model_.types().compute));
-  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_in_.as<float>(), num_rows_));
-  TANDEM_RETURN_IF_ERROR(Activate());
+  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_act_.data(), num_rows_));
   return AddToResidual(weights.ffn_out, weights.ffn_output_norm, ffn_act_.data());
 }
 
 absl::Status Decoder::AddToResidual(const LinearWeights& projection, const NormWeights& norm,
                                     DevicePtr<const void> input) {
-  TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
-  if (norm.weight != nullptr) {
-    TANDEM_RETURN_IF_ERROR(
-        Norm(norm, projected_.as<float>(), projected_.data(), num_rows_, DType::kF32));
+  if (norm.weight == nullptr) {
+    return Linear(projection, input, residual_.as<float>(), num_rows_, /*adds_to_output=*/true);
   }
+  TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(
+      Norm(norm, projected_.as<float>(), projected_.data(), num_rows_, DType::kF32));
   return backend_->Add({.accumulator = residual_.as<float>(),
                         .addend = projected_.as<float>(),
                         .count = num_rows_ * config_.hidden_size});
@@ -241,26 +237,13 @@ absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> in
 }
 
 absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void> input,
-                             DevicePtr<float> output, int64_t rows) {
+                             DevicePtr<void> output, int64_t rows, bool adds_to_output) {
   return backend_->Linear({.op = weights.op.get(),
                            .input = input,
                            .bias = weights.bias,
                            .output = output,
-                           .num_rows = rows});
-}
-
-absl::Status Decoder::Activate() {
-  const DevicePtr<const float> input = ffn_in_.as<float>();
-  const bool gated = model_.spec().ffn == FfnKind::kGated;
-  return backend_->Activate({.gate = input,
-                             .up = gated ? input + config_.ffn_size : DevicePtr<const float>(),
-                             .input_stride = gated ? 2 * config_.ffn_size : config_.ffn_size,
-                             .output = ffn_act_.data(),
-                             .num_rows = num_rows_,
-                             .features = config_.ffn_size,
-                             .function = model_.spec().activation,
-                             .input_dtype = DType::kF32,
-                             .output_dtype = model_.types().compute});
+                           .num_rows = rows,
+                           .adds_to_output = adds_to_output});
 }
 
 absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> rows) {

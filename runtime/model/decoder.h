@@ -83,8 +83,7 @@ class Decoder {
     int64_t bytes() const { return rows * columns * static_cast<int64_t>(element_bytes); }
   };
   static std::vector<Scratch> ListScratch(const ModelConfig& config, DType compute_dtype,
-                                          int64_t ffn_in, int64_t max_tokens,
-                                          int64_t max_logit_rows);
+                                          int64_t max_tokens, int64_t max_logit_rows);
   absl::Status Allocate(const KvLayout& layout, DevicePtr<std::byte> pool);
   // ForwardInput's arrays, where operations read them.
   struct StepArrays {
@@ -101,12 +100,11 @@ class Decoder {
   absl::Status Norm(const NormWeights& weights, DevicePtr<const float> input,
                     DevicePtr<void> output, int64_t rows, DType output_dtype);
   absl::Status Linear(const LinearWeights& weights, DevicePtr<const void> input,
-                      DevicePtr<float> output, int64_t rows);
+                      DevicePtr<void> output, int64_t rows, bool adds_to_output = false);
   absl::Status FeedForward(const LayerWeights& weights);
-  absl::Status Activate();
   // residual += projection of `input`, or its norm where there is one: how attention and the
   // feed-forward both end. These are the segmented projections, whose inputs the ranks of a
-  // tensor-parallel group share: their sums meet right behind the product.
+  // tensor-parallel group share: their sums would meet before anything is added.
   absl::Status AddToResidual(const LinearWeights& projection, const NormWeights& norm,
                              DevicePtr<const void> input);
 
@@ -130,8 +128,7 @@ class Decoder {
   DeviceBuffer qkv_;           // [T, (H + 2G) D] f32
   DeviceBuffer query_;         // [T, H, D] compute type
   DeviceBuffer attended_;      // [T, H, D] compute type
-  DeviceBuffer projected_;     // [T, E] f32
-  DeviceBuffer ffn_in_;        // [T, gate and up, or F] f32
+  DeviceBuffer projected_;     // [T, E] f32; empty without norms behind
   DeviceBuffer ffn_act_;       // [T, F] compute type
   DeviceBuffer logit_hidden_;  // [R, E] f32
   DeviceBuffer logit_normed_;  // [R, E] compute type

@@ -113,7 +113,8 @@ ModelSpec LlamaSpec(const ModelConfig& config, const WeightSource& source) {
         .ffn_in = {.in_features = hidden,
                    .parts = {matrix(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
                              matrix(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)},
-                   .quantisation = quantisation},
+                   .quantisation = quantisation,
+                   .gated = true},
         .ffn_out = {.in_features = config.ffn_size,
                     .parts = {matrix(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
                     .segmented = true,
@@ -128,7 +129,6 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
   const std::string root = source.Contains("transformer.wte.weight") ? "transformer." : "";
   ModelSpec spec;
   spec.norm = NormKind::kLayer;
-  spec.ffn = FfnKind::kPlain;
   spec.positions = PositionKind::kLearned;
   spec.layers_prefix = root + "h.";
   const int64_t hidden = config.hidden_size;
@@ -272,8 +272,11 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec =
       config.family == ModelFamily::kLlama ? LlamaSpec(config, source) : Gpt2Spec(config, source);
   spec.windows = config.windows;
-  spec.activation = config.activation == Activation::kSilu ? ActivationFunction::kSilu
-                                                           : ActivationFunction::kGeluTanh;
+  for (ModelSpec::Layer& layer : spec.layers) {
+    layer.ffn_in.activation = config.activation == Activation::kSilu
+                                  ? ActivationFunction::kSilu
+                                  : ActivationFunction::kGeluTanh;
+  }
   const bool tied = config.tied_embeddings && !source.Contains(kOutputProjection);
   spec.logits = {.in_features = config.hidden_size,
                  .parts = {{.out_features = config.vocab_size,

@@ -7,6 +7,7 @@
 #define TANDEM_RUNTIME_MODEL_MODEL_SPEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,9 @@ struct LinearDecl {
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
   Quantisation quantisation = {};  // How the checkpoint keeps it, if in 4 bits.
   bool is_output = false;          // The output projection (ModelTypes::output_is_plain).
+  // LinearSpec has both: what comes out is f(in), or of two parts, gate and up, f(gate) · up.
+  std::optional<ActivationFunction> activation = {};
+  bool gated = false;
 
   bool biased() const { return !parts.empty() && parts[0].bias.present(); }
   bool scaled() const { return !parts.empty() && parts[0].scales.present(); }
@@ -123,13 +127,10 @@ absl::Status VisitParts(const Visit& visit, First& first, Rest&... rest) {
 }
 
 enum class NormKind : uint8_t { kRms, kLayer };
-enum class FfnKind : uint8_t { kGated, kPlain };  // down(f(gate) · up), or out(f(in))
 enum class PositionKind : uint8_t { kRotary, kLearned };
 
 struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
   NormKind norm = NormKind::kRms;
-  FfnKind ffn = FfnKind::kGated;
-  ActivationFunction activation = ActivationFunction::kSilu;
   PositionKind positions = PositionKind::kRotary;
   std::string layers_prefix;     // Every tensor of a layer has it: "model.layers.".
   std::vector<int64_t> windows;  // [layers] positions that a token sees, itself too; 0: all.

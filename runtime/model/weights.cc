@@ -78,20 +78,22 @@ class Planner {
     const WeightType kept = is_plain ? WeightTypeOf(types_.compute) : types_.weights;
     const WeightType weight_type = comes_in_int4 ? WeightType::kInt4 : kept;
     const int64_t int4_group = comes_in_int4 ? decl.quantisation.group : kQuantisedGroup;
-    Section section{.kind = Section::Kind::kLinear,
-                    .parts = decl.parts,
-                    .quantisation = decl.quantisation,
-                    .linear = {.in_features = decl.in_features,
-                               .out_features = decl.out_features(),
-                               .weight_type = weight_type,
-                               .compute_dtype = types_.compute,
-                               .output_dtype = DType::kF32,
-                               .layout = decl.layout,
-                               .segmented = decl.segmented,
-                               .scaled = decl.scaled(),
-                               .group = weight_type == WeightType::kInt4 ? int4_group : 0,
-                               .outlier_threshold =
-                                   weight_type == WeightType::kInt8 ? types_.int8_outliers : 0}};
+    Section section{
+        .kind = Section::Kind::kLinear,
+        .parts = decl.parts,
+        .quantisation = decl.quantisation,
+        .linear = {.in_features = decl.in_features,
+                   .out_features = decl.out_features(),
+                   .weight_type = weight_type,
+                   .compute_dtype = types_.compute,
+                   .output_dtype = decl.activation ? types_.compute : DType::kF32,
+                   .layout = decl.layout,
+                   .segmented = decl.segmented,
+                   .scaled = decl.scaled(),
+                   .group = weight_type == WeightType::kInt4 ? int4_group : 0,
+                   .outlier_threshold = weight_type == WeightType::kInt8 ? types_.int8_outliers : 0,
+                   .activation = decl.activation,
+                   .gated = decl.gated}};
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;

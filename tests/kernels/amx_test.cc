@@ -16,6 +16,7 @@
 #include "kernels/probe/hostile_numbers.h"
 #include "kernels/probe/numerics_probe.h"
 #include "kernels/support/float_environment.h"
+#include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
 #include "tests/kernels/software_amx.h"
@@ -114,6 +115,11 @@ TEST_F(AmxTest, EightBitsHaveTheBitsOfOtherPaths) {
               Run(*expected, spec, weights, input, bias_or_null))
         << Describe(spec, rows);
   }
+}
+
+TEST_F(AmxTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind) {
+  ExpectAddedOutputsAreThoseOfAdd(*OnTable(tiles_), /*outliers=*/true, &random_);
+  ExpectActivatedOutputsAreThoseOfActivate(*OnTable(tiles_), /*outliers=*/true, &random_);
 }
 
 // Where weights are 128 too high, a sum leaves the numbers of 32 bits meanwhile.

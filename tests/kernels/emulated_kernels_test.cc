@@ -18,6 +18,7 @@
 #include "kernels/probe/numerics_probe.h"
 #include "runtime/base/crc32c.h"
 #include "tests/kernels/emulated_test.h"
+#include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -83,6 +84,15 @@ TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads)
       }
     }
     EXPECT_EQ(emulated::TakeFault(), "");
+  }
+}
+
+TEST_F(EmulatedKernelsTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind) {
+  for (const char* const name : {"cuda", "cuda-tensor"}) {
+    const auto device = MakeDevice(name);
+    ExpectAddedOutputsAreThoseOfAdd(*device, /*outliers=*/false, random_.get());
+    ExpectActivatedOutputsAreThoseOfActivate(*device, /*outliers=*/false, random_.get());
+    EXPECT_EQ(emulated::TakeFault(), "") << name;
   }
 }
 

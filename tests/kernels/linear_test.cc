@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/api/half.h"
 #include "kernels/cpu/kernel_table.h"
+#include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
 
@@ -144,6 +145,18 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
       }
     }
   }
+}
+
+TEST_P(LinearTest, OutputsThatAreAddedHaveTheBitsOfAddBehind) {
+  ExpectAddedOutputsAreThoseOfAdd(*device_, HasOutliers(GetParam()), random_.get());
+  const auto on_threads = MakeDevice(GetParam(), /*num_threads=*/3);
+  ExpectAddedOutputsAreThoseOfAdd(*on_threads, HasOutliers(GetParam()), random_.get());
+}
+
+TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfActivateBehind) {
+  ExpectActivatedOutputsAreThoseOfActivate(*device_, HasOutliers(GetParam()), random_.get());
+  const auto on_threads = MakeDevice(GetParam(), /*num_threads=*/3);
+  ExpectActivatedOutputsAreThoseOfActivate(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
 // So that a slow layer never looks like one that hangs.
@@ -348,6 +361,23 @@ TEST_P(LinearTest, WhatIsNoNumberIsNoneInFourBits) {
 
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), DeviceName);
 INSTANTIATE_TEST_SUITE_P(Fenced, LinearTest, testing::Values("fenced"), DeviceName);
+
+// Gates and ups of one panel are other bytes than gates before ups.
+TEST(CpuLinearTest, AGatedLayerIsPackedUnderAnotherName) {
+  const auto cpu = MakeDevice("cpu-generic");
+  LinearSpec spec = Int4Spec(64, 64, 32);
+  spec.activation = ActivationFunction::kSilu;
+  const std::string plain = cpu->backend().GetPackedFormat(spec)->id;
+  spec.gated = true;
+  EXPECT_NE(cpu->backend().GetPackedFormat(spec)->id, plain);
+}
+
+TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
+  const auto reference = MakeDevice("reference");
+  Random random(7);
+  ExpectAddedOutputsAreThoseOfAdd(*reference, /*outliers=*/true, &random);
+  ExpectActivatedOutputsAreThoseOfActivate(*reference, /*outliers=*/true, &random);
+}
 
 #if defined(__x86_64__)
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {

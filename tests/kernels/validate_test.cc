@@ -3,6 +3,7 @@
 #include "kernels/support/validate.h"
 
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
 
 namespace tandem {
 namespace {
@@ -135,6 +136,14 @@ TEST_P(ValidateTest, LinearLayers) {
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
                 "in_features of int8 weights is 131073, must be 1 to 131072");
   wrong = spec;
+  wrong.gated = true;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "4 outputs are gates and ups without an activation");
+  wrong.activation = ActivationFunction::kSilu;
+  wrong.out_features = 5;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "5 outputs are gates and ups with an activation, must be with one and an even");
+  wrong = spec;
   wrong.outlier_threshold = 6;
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
                 "outlier_threshold of f32 weights is 6, must be 0");
@@ -210,6 +219,27 @@ TEST_P(ValidateTest, LinearLayers) {
   ExpectRefused(
       device_->Linear({.op = op->get(), .input = nullptr, .output = data_, .num_rows = 1}),
       "input is null");
+  LinearSpec narrow = spec;
+  narrow.weight_type = WeightType::kBF16;
+  narrow.compute_dtype = narrow.output_dtype = DType::kBF16;
+  Layer bf16;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, narrow, {all}, &bf16));
+  ExpectRefused(device_->Linear({.op = bf16.op.get(),
+                                 .input = data_,
+                                 .output = data_,
+                                 .num_rows = 1,
+                                 .adds_to_output = true}),
+                "outputs are bf16, must be f32 to be added");
+  LinearSpec activated = spec;
+  activated.activation = ActivationFunction::kSilu;
+  Layer silu;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, activated, {all}, &silu));
+  ExpectRefused(device_->Linear({.op = silu.op.get(),
+                                 .input = data_,
+                                 .output = data_,
+                                 .num_rows = 1,
+                                 .adds_to_output = true}),
+                "outputs are f32 and activated, must be f32 to be added");
   EXPECT_TRUE(
       device_->Linear({.op = op->get(), .input = nullptr, .output = nullptr, .num_rows = 0}).ok());
 }

@@ -52,10 +52,12 @@ TEST_P(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
   config.num_kv_heads = 1;
   config.head_dim = 4;
   config.vocab_size = 32;
-  // Rotations of half a head; residual, norm and projection; query, key and value; query and what
-  // it attends to; gate and up, and their product.
-  EXPECT_EQ(ModelExecutor::TokenScratchBytes(config, DType::kF32),
-            4 * (2 + 2 + 3 * 8 + (8 + 4 + 4) + 2 * 8 + 2 * 16 + 16));
+  // Rotations of half a head; residual and norm; query, key and value; query and what it attends
+  // to; the product of gate and up.
+  const int64_t floats = 2 + 2 + 2 * 8 + (8 + 4 + 4) + 2 * 8 + 16;
+  EXPECT_EQ(ModelExecutor::TokenScratchBytes(config, DType::kF32), 4 * floats);
+  config.output_norms = true;  // What has a norm before it is added.
+  EXPECT_EQ(ModelExecutor::TokenScratchBytes(config, DType::kF32), 4 * (floats + 8));
   EXPECT_EQ(ModelExecutor::LogitScratchBytes(config, DType::kF32), 64 * 4 * (8 + 8 + 32));
 }
 

@@ -1,0 +1,156 @@
+// What a linear layer does besides multiplying has the bits of the operations that would come
+// behind it: by every kernel that finishes outputs. Seeds are the caller's.
+
+#ifndef TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
+#define TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/api/linear.h"
+#include "runtime/base/random.h"
+#include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
+
+namespace tandem {
+
+// Numbers of several magnitudes, so that where a sum is rounded shows.
+inline std::vector<float> AnyFloats(int64_t count, Random* random) {
+  std::vector<float> numbers(count);
+  for (float& x : numbers) {
+    x = std::ldexp(static_cast<float>(random->Unit()) - 0.5f, static_cast<int>(random->Below(8)));
+  }
+  return numbers;
+}
+
+inline std::vector<std::byte> AnyNumbers(DType dtype, int64_t count, Random* random) {
+  const std::vector<float> numbers = AnyFloats(count, random);
+  std::vector<std::byte> bytes(count * SizeOf(dtype));
+  for (int64_t i = 0; i < count; ++i) {
+    const Bfloat16 narrow = ToBfloat16(numbers[i]);
+    const void* const from = dtype == DType::kF32 ? static_cast<const void*>(&numbers[i]) : &narrow;
+    std::memcpy(&bytes[i * SizeOf(dtype)], from, SizeOf(dtype));
+  }
+  return bytes;
+}
+
+inline constexpr int64_t kFusedRows[] = {0, 1, 2, 3, 8, 13, 17, 31, 64, 131, 300};
+
+// Layers of every kind of weights in any size, and of 8 bits with outliers if `outliers` says so.
+inline std::vector<LinearSpec> FusedSpecs(bool outliers, Random* random) {
+  constexpr int64_t kSizes[] = {1, 2, 16, 31, 32, 33, 77, 129, 257, 400};
+  std::vector<LinearSpec> specs;
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    for (const WeightType type : {WeightTypeOf(compute), WeightType::kInt8, WeightType::kInt4}) {
+      for (const bool segmented : {false, true}) {
+        specs.push_back({.in_features = segmented ? 1100 : kSizes[random->Below(10)],
+                         .out_features = kSizes[random->Below(10)],
+                         .weight_type = type,
+                         .compute_dtype = compute,
+                         .output_dtype = DType::kF32,
+                         .segmented = segmented,
+                         .group = type == WeightType::kInt4 ? 64 : 0});
+        if (type != WeightType::kInt8 || !outliers) continue;
+        specs.push_back(specs.back());
+        specs.back().outlier_threshold = 4;
+      }
+    }
+  }
+  return specs;
+}
+
+inline std::string DescribeFused(const LinearSpec& spec, int64_t rows) {
+  return absl::StrFormat("K %d, N %d, weights %s, compute %s%s%s, %d rows", spec.in_features,
+                         spec.out_features, NameOf(spec.weight_type), NameOf(spec.compute_dtype),
+                         spec.segmented ? ", segmented" : "",
+                         spec.outlier_threshold == 0 ? "" : ", outliers", rows);
+}
+
+// LinearArgs::adds_to_output is a layer and Add behind it.
+inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, Random* random) {
+  for (const LinearSpec& spec : FusedSpecs(outliers, random)) {
+    const auto weights =
+        AnyNumbers(spec.compute_dtype, spec.in_features * spec.out_features, random);
+    Layer layer;
+    ASSERT_NO_FATAL_FAILURE(
+        MakeLayer(device, spec, {{weights.data(), spec.out_features, spec.compute_dtype}}, &layer));
+    for (const int64_t rows : kFusedRows) {
+      const auto input = AnyNumbers(spec.compute_dtype, rows * spec.in_features, random);
+      const auto bias = AnyFloats(spec.out_features, random);
+      const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;
+      std::vector<float> expected = AnyFloats(rows * spec.out_features, random);
+      std::vector<float> actual = expected;
+      const auto products = Multiply(device, layer, input.data(), rows, bias_or_null);
+      ASSERT_OK(device.Add({.accumulator = expected.data(),
+                            .addend = products.data(),
+                            .count = static_cast<int64_t>(products.size())}));
+      ASSERT_OK(device.Linear({.op = layer.op.get(),
+                               .input = input.data(),
+                               .bias = bias_or_null,
+                               .output = actual.data(),
+                               .num_rows = rows,
+                               .adds_to_output = true}));
+      if (rows == 0) continue;
+      ASSERT_EQ(std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)), 0)
+          << DescribeFused(spec, rows);
+    }
+  }
+}
+
+// LinearSpec::activation is a layer of f32 and Activate behind it.
+inline void ExpectActivatedOutputsAreThoseOfActivate(TestDevice& device, bool outliers,
+                                                     Random* random) {
+  for (LinearSpec spec : FusedSpecs(outliers, random)) {
+    LinearSpec activated = spec;
+    activated.gated = random->Chance(0.7);
+    if (activated.gated) activated.out_features = spec.out_features = 2 * spec.out_features;
+    activated.activation =
+        random->Chance(0.5) ? ActivationFunction::kSilu : ActivationFunction::kGeluTanh;
+    activated.output_dtype = random->Chance(0.3) ? DType::kF32 : spec.compute_dtype;
+    const DType dtype = spec.compute_dtype;
+    const auto weights = AnyNumbers(dtype, spec.in_features * spec.out_features, random);
+    // Parts end anywhere.
+    const int64_t first = random->Between(0, spec.out_features);
+    std::vector<WeightPart> parts;
+    if (first > 0) parts.push_back({weights.data(), first, dtype});
+    if (first < spec.out_features) {
+      parts.push_back({weights.data() + first * spec.in_features * SizeOf(dtype),
+                       spec.out_features - first, dtype});
+    }
+    Layer layer, fused;
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(device, spec, parts, &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(device, activated, parts, &fused));
+    const int64_t columns = activated.columns();
+    for (const int64_t rows : kFusedRows) {
+      const auto input = AnyNumbers(dtype, rows * spec.in_features, random);
+      const auto bias = AnyFloats(spec.out_features, random);
+      const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;
+      const auto outputs = Multiply(device, layer, input.data(), rows, bias_or_null);
+      std::vector<std::byte> expected(rows * columns * SizeOf(activated.output_dtype));
+      std::vector<std::byte> actual = expected;
+      ASSERT_OK(device.Activate({.gate = outputs.data(),
+                                 .up = activated.gated ? outputs.data() + columns : nullptr,
+                                 .input_stride = spec.out_features,
+                                 .output = expected.data(),
+                                 .num_rows = rows,
+                                 .features = columns,
+                                 .function = *activated.activation,
+                                 .input_dtype = DType::kF32,
+                                 .output_dtype = activated.output_dtype}));
+      ASSERT_OK(device.Linear({.op = fused.op.get(),
+                               .input = input.data(),
+                               .bias = bias_or_null,
+                               .output = actual.data(),
+                               .num_rows = rows}));
+      ASSERT_EQ(actual, expected) << DescribeFused(spec, rows)
+                                  << (activated.gated ? ", gated" : "");
+    }
+  }
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
