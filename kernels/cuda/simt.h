@@ -7,6 +7,12 @@
 // SharedMemory() and is reached through SharedPtr alone, so that the emulation sees every access.
 //
 // One thing differs from CUDA's own: a launch is a call of Launch(), as `<<< >>>` is no C++.
+//
+// Launches overlap (programmatic dependent launch): a launch may begin while the one before it, and
+// all before that, still run. So a thread waits, by WaitForLaunchBefore(), before it writes
+// anything and before it reads what another launch may write. Before that it may read what the host
+// has uploaded and no launch writes: weights, and what a step is about. In every block some thread
+// waits, as a launch that ended before the one before it would let the next one go on too early.
 
 #ifndef TANDEM_KERNELS_CUDA_SIMT_H_
 #define TANDEM_KERNELS_CUDA_SIMT_H_
@@ -36,12 +42,6 @@ struct LaunchShape {
 namespace tandem {
 
 __device__ __forceinline__ int Least(int a, int b) { return a < b ? a : b; }
-
-// What each kernel begins with, but one that has something to do that no launch before it touches.
-__device__ __forceinline__ void BeginLaunch() {
-  LetNextLaunchBegin();
-  WaitForLaunchBefore();
-}
 
 }  // namespace tandem
 

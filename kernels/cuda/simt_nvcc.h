@@ -197,8 +197,7 @@ __device__ __forceinline__ void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A launch may begin before the one before it has ended, as far as there is room: each kernel waits
-// for that before it reads what others wrote, or writes at all (programmatic dependent launch).
+// Until all launches before have ended, and what they wrote can be read.
 __device__ __forceinline__ void WaitForLaunchBefore() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -208,6 +207,11 @@ __device__ __forceinline__ void LetNextLaunchBegin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+// What each kernel begins with, but one that has something to do that no launch before it touches.
+__device__ __forceinline__ void BeginLaunch() {
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
 }
 
 // Whether the process's GPU has that.

@@ -194,7 +194,6 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
         ring.Next();
       }
     }
-    WaitForLaunchBefore();
     return;
   }
   WaitForLaunchBefore();

@@ -320,12 +320,11 @@ TEST(EmulatedBlockTest, DenormalsAreZeroUnlessTheyAreKept) {
   for (const bool kept : {false, true}) {
     volatile float tiny = 1e-40f;
     float sum = 1;
-    EXPECT_TRUE(emulated::RunBlocks(
-        "kernel", 1, 32, 0,
-        [&] {
-          if (threadIdx.x == 0) sum = tiny + tiny;
-        },
-        kept));
+    EXPECT_TRUE(emulated::RunBlocks("kernel", 1, 32, 0,
+                                    [&] {
+                                      if (threadIdx.x == 0) sum = tiny + tiny;
+                                    },
+                                    {.keeps_denormals = kept}));
     EXPECT_EQ(sum > 0, kept);
   }
 }
@@ -417,8 +416,11 @@ TEST(EmulatedBlockTest, AFaultFailsTheLaunchAndAllThatFollows) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   struct Args {};
-  const auto wrong = +[](Args) { static_cast<void>(uint32_t{Shared()[0]}); };
-  const auto right = +[](Args) {};
+  const auto wrong = +[](Args) {
+    BeginLaunch();
+    static_cast<void>(uint32_t{Shared()[0]});
+  };
+  const auto right = +[](Args) { BeginLaunch(); };
   EXPECT_EQ(Launch(wrong, {.blocks = 1, .threads = 32, .shared_bytes = 64}, stream, Args{}),
             cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
@@ -426,6 +428,116 @@ TEST(EmulatedBlockTest, AFaultFailsTheLaunchAndAllThatFollows) {
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
   EXPECT_NE(emulated::TakeFault(), "");
+}
+
+// ---- before the launch before has ended ----
+
+// Memory of the device: a page that the host has uploaded, and one that it has not.
+struct EarlyArgs {
+  uint32_t* uploaded;
+  uint32_t* other;
+};
+
+// The fault of one block of kThreads threads; empty if it went well.
+std::string FaultOfLaunch(void (*kernel)(EarlyArgs), bool watched = true) {
+  constexpr size_t kBytes = 4096;
+  const std::vector<uint32_t> numbers(kBytes / sizeof(uint32_t), 7);
+  EarlyArgs args = {};
+  cudaStream_t stream = nullptr;  // What has failed stays failed.
+  EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&args.uploaded), kBytes), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&args.other), kBytes), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(args.uploaded, numbers.data(), kBytes, cudaMemcpyHostToDevice, stream),
+            cudaSuccess);
+  emulated::TakeFault();
+  emulated::WatchEarlyThreads(watched);
+  const LaunchShape shape = {.blocks = 1, .threads = kThreads, .shared_bytes = 4 * 1024};
+  EXPECT_EQ(Launch(kernel, shape, stream, args), cudaSuccess);
+  const cudaError_t error = cudaStreamSynchronize(stream);
+  emulated::WatchEarlyThreads(false);
+  const std::string fault = emulated::TakeFault();
+  EXPECT_EQ(error == cudaSuccess, fault.empty());
+  EXPECT_EQ(cudaFree(args.uploaded), cudaSuccess);
+  EXPECT_EQ(cudaFree(args.other), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  return fault;
+}
+
+uint32_t Read(const uint32_t* from) { return *const_cast<const volatile uint32_t*>(from); }
+
+TEST(EmulatedLaunchTest, BeforeItHasWaitedAThreadReadsWhatTheHostUploadedAndNothingElse) {
+  EXPECT_EQ(FaultOfLaunch([](EarlyArgs args) {
+              const uint32_t early = Read(args.uploaded + threadIdx.x);
+              WaitForLaunchBefore();
+              args.other[threadIdx.x] = early + Read(args.other + threadIdx.x);
+              args.uploaded[threadIdx.x] = 0;
+            }),
+            "");
+  constexpr char kFault[] = "has not waited";
+  const auto reads = [](EarlyArgs args) {
+    Read(args.other + threadIdx.x);
+    WaitForLaunchBefore();
+  };
+  EXPECT_THAT(FaultOfLaunch(reads), HasSubstr(kFault));
+  EXPECT_EQ(FaultOfLaunch(reads, /*watched=*/false), "");
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs args) {
+                if (threadIdx.x == 5) args.other[0] = 1;
+                WaitForLaunchBefore();
+              }),
+              HasSubstr(kFault));
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs args) {
+                if (threadIdx.x == 5) args.uploaded[0] = 1;
+                WaitForLaunchBefore();
+              }),
+              HasSubstr(kFault));
+}
+
+TEST(EmulatedLaunchTest, EachThreadWaitsForItself) {
+  constexpr char kFault[] = "has not waited";
+  // However late, and whoever else has.
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs args) {
+                if (threadIdx.x != 77) WaitForLaunchBefore();
+                __syncthreads();
+                if (threadIdx.x == 77) args.other[0] = 1;
+              }),
+              HasSubstr(kFault));
+  EXPECT_EQ(FaultOfLaunch([](EarlyArgs args) {
+              if (threadIdx.x != 77) WaitForLaunchBefore();
+              __syncthreads();
+              if (threadIdx.x != 77) args.other[threadIdx.x] = Read(args.uploaded);
+            }),
+            "");
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs args) { Read(args.uploaded); }),
+              HasSubstr("nobody has waited"));
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs) {}, /*watched=*/false), HasSubstr("nobody has waited"));
+}
+
+void CopyEarly(const uint32_t* from, bool valid) {
+  CopyAsync16(SharedMemory() + static_cast<int>(threadIdx.x) * 16, from + threadIdx.x / 4 * 4,
+              valid);
+  CommitCopies();
+  WaitForLaunchBefore();
+  WaitForCopies<0>();
+}
+
+void CopyEarlyByWarp(const uint32_t* from) {
+  const SharedPtr<uint64_t> full = SharedCast<uint64_t>(SharedMemory());
+  if (threadIdx.x == 0) InitPhases(full, WarpCopyArrivals());
+  __syncthreads();
+  if (threadIdx.x < 32) CopyByWarp(SharedMemory() + 128, from, 1024, full);
+  WaitForLaunchBefore();
+  WaitForPhase(full, false);
+}
+
+// They land later, but may do so at once.
+TEST(EmulatedLaunchTest, CopiesReadWhenTheyBegin) {
+  EXPECT_EQ(FaultOfLaunch([](EarlyArgs args) { CopyEarly(args.uploaded, true); }), "");
+  EXPECT_EQ(FaultOfLaunch([](EarlyArgs args) { CopyEarly(args.other, false); }), "");
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs args) { CopyEarly(args.other, true); }),
+              HasSubstr("has not waited"));
+  EXPECT_EQ(FaultOfLaunch([](EarlyArgs args) { CopyEarlyByWarp(args.uploaded); }), "");
+  EXPECT_THAT(FaultOfLaunch([](EarlyArgs args) { CopyEarlyByWarp(args.other); }),
+              HasSubstr("has not waited"));
 }
 
 }  // namespace

@@ -66,26 +66,29 @@ std::vector<ProbeShape> ShapesOfAllTypes() {
 
 class EmulatedKernelsTest : public EmulatedTest {};
 
-TEST_F(EmulatedKernelsTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads) {
-  const auto cpu = MakeBackend("cpu-avx2");
-  for (const ProbeShape& shape : ShapesOfAllTypes()) {
-    const auto expected = ProbeOperations(*cpu, shape, seed_);
-    ASSERT_TRUE(expected.ok()) << expected.status();
-    for (uint64_t order = 0; order < 2; ++order) {
-      emulated::SetSeed(seed_ + order);
-      const auto gpu = MakeBackend("cuda");
-      const auto actual = ProbeOperations(*gpu, shape, seed_);
-      ASSERT_TRUE(actual.ok()) << actual.status() << ", " << emulated::TakeFault();
-      ASSERT_EQ(actual->size(), expected->size());
-      for (size_t i = 0; i < actual->size(); ++i) {
-        EXPECT_EQ((*actual)[i].digest, (*expected)[i].digest)
-            << (*actual)[i].name << ", order " << seed_ + order << ", " << shape.features
-            << " features";
-      }
+// By the place of the shape.
+class EmulatedShapesTest : public EmulatedTest, public testing::WithParamInterface<size_t> {};
+
+TEST_P(EmulatedShapesTest, EveryOperationHasTheBitsOfTheCpuInAnyOrderOfThreads) {
+  const ProbeShape shape = ShapesOfAllTypes()[GetParam()];
+  const auto expected = ProbeOperations(*MakeBackend("cpu-avx2"), shape, seed_);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (uint64_t order = 0; order < 2; ++order) {
+    emulated::SetSeed(seed_ + order);
+    emulated::WatchEarlyThreads(order == 0);
+    const auto gpu = MakeBackend("cuda");
+    const auto actual = ProbeOperations(*gpu, shape, seed_);
+    ASSERT_TRUE(actual.ok()) << actual.status() << ", " << emulated::TakeFault();
+    ASSERT_EQ(actual->size(), expected->size());
+    for (size_t i = 0; i < actual->size(); ++i) {
+      EXPECT_EQ((*actual)[i].digest, (*expected)[i].digest)
+          << (*actual)[i].name << ", order " << seed_ + order;
     }
-    EXPECT_EQ(emulated::TakeFault(), "");
   }
+  EXPECT_EQ(emulated::TakeFault(), "");
 }
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedShapesTest, testing::Range<size_t>(0, Shapes().size()));
 
 TEST_F(EmulatedKernelsTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind) {
   for (const char* const name : {"cuda", "cuda-tensor"}) {
@@ -249,6 +252,28 @@ TEST_F(EmulatedKernelsTest, EachBarrierAndEachWaitIsNeeded) {
   }
 }
 
+TEST_F(EmulatedKernelsTest, EachWaitForTheLaunchBeforeIsNeeded) {
+  emulated::WatchEarlyThreads(true);
+  std::set<emulated::Site> caught;
+  std::set<emulated::Site> all;
+  for (const ProbeShape& shape : Shapes()) {
+    emulated::TakeLaunchWaits();
+    ASSERT_OK(ProbeOperations(*MakeBackend("cuda"), shape, seed_).status());
+    for (const emulated::Site& site : emulated::TakeLaunchWaits()) {
+      all.insert(site);
+      if (caught.contains(site)) continue;
+      emulated::LeaveOut(site);
+      if (!ProbeOperations(*MakeBackend("cuda"), shape, seed_).ok()) caught.insert(site);
+      emulated::TakeFault();
+      emulated::LeaveOut();
+    }
+  }
+  EXPECT_GE(all.size(), 20u);
+  for (const emulated::Site& site : all) {
+    EXPECT_TRUE(caught.contains(site)) << site.file << ":" << site.line << " was not missed";
+  }
+}
+
 TEST_F(EmulatedKernelsTest, ATransportCopiesBlocksBesideTheStepsAndKnowsWhatLiesThere) {
   constexpr size_t kBytes = 64 * 83;
   const auto gpu = MakeBackend("cuda");
@@ -383,6 +408,7 @@ TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {
   constexpr size_t kBytes = 64 * 83;
   constexpr int64_t kBlocks = 520;  // more than a launch takes
   const auto gpu = MakeBackend("cuda");
+  emulated::TakeLaunchWaits();
   Random random(seed_);
   std::vector<std::byte> bytes(kBlocks * kBytes);
   for (std::byte& b : bytes) b = static_cast<std::byte>(random.Below(256));
@@ -409,6 +435,17 @@ TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {
     ASSERT_EQ(checksums[i], Crc32c(bytes.data() + blocks[i] * kBytes, kBytes)) << i;
   }
   EXPECT_EQ(emulated::TakeFault(), "");
+  emulated::WatchEarlyThreads(true);
+  const auto waits = emulated::TakeLaunchWaits();
+  ASSERT_EQ(waits.size(), 1u);
+  emulated::LeaveOut(*waits.begin());
+  ASSERT_OK(gpu->ChecksumBlocks({.base = pool->data(),
+                                 .block_stride_bytes = kBytes,
+                                 .blocks = blocks.data(),
+                                 .checksums = checksums.data(),
+                                 .count = 1}));
+  EXPECT_FALSE(gpu->Synchronize().ok());
+  EXPECT_NE(emulated::TakeFault(), "");
 }
 
 TEST_F(EmulatedKernelsTest, WorkIsDoneOnceSomebodyHasWaited) {

@@ -295,7 +295,7 @@ TEST_F(EmulatedSamplingTest, ResultsAreThereOnceTheirOwnPointIsPassed) {
   ExpectTheHosts(cases[0]);
 }
 
-TEST_F(EmulatedSamplingTest, EachBarrierIsNeeded) {
+TEST_F(EmulatedSamplingTest, EachBarrierAndEachWaitIsNeeded) {
   Case c{.num_rows = 2, .vocabulary = 2 * 4096 + 700};
   for (int64_t i = 0; i < c.num_rows * c.vocabulary; ++i) {
     c.logits.push_back(static_cast<float>(random_->Unit()) * 8.0f);
@@ -317,15 +317,20 @@ TEST_F(EmulatedSamplingTest, EachBarrierIsNeeded) {
                 .masked_tokens = masked,
                 .allowed_tokens = {words}}};
   emulated::TakeSites();
+  emulated::TakeLaunchWaits();
+  emulated::WatchEarlyThreads(true);
   ExpectTheHosts(c);
   const Results expected = OnHost(c);
-  std::set<emulated::Site> sites;
+  const std::set<emulated::Site> launch_waits = emulated::TakeLaunchWaits();
+  EXPECT_EQ(launch_waits.size(), 6u);  // Each kernel has one.
+  std::set<emulated::Site> sites = launch_waits;
   for (const emulated::Site& site : emulated::TakeSites()) {
     if (site.file == "cuda_sampling.cu" || site.file == "sampling_pieces.h") sites.insert(site);
   }
-  EXPECT_GE(sites.size(), 17u);
+  EXPECT_GE(sites.size(), 23u);
   for (const emulated::Site& site : sites) {
     emulated::LeaveOut(site);
+    emulated::WatchEarlyThreads(launch_waits.contains(site));
     bool missed = false;
     for (uint64_t order = 0; order < 3 && !missed; ++order) {
       emulated::SetSeed(seed_ + order);

@@ -429,7 +429,13 @@ TEST_F(EmulatedTensorTest, OnlyHeadsOfTheirOwnSizeShowTheAttentionOfTheTensorCor
   EXPECT_NE(*ProbeNumerics(*tensor, {.head_dim = 64}), *ProbeNumerics(*tensor, {}));
 }
 
-TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
+// Leaves out each alone: barriers, or waits for the launch before.
+class EmulatedTensorSitesTest : public EmulatedTensorTest {
+ protected:
+  void ExpectEachIsNeeded(bool launch_waits);
+};
+
+void EmulatedTensorSitesTest::ExpectEachIsNeeded(bool launch_waits) {
   constexpr int kOrders = 3;
   LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false), SpecOf(800, 40, false)};
   specs[2].weight_type = WeightType::kInt4;
@@ -452,13 +458,15 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     auto backend = MakeDevice("cuda-tensor");  // What has failed stays failed.
     std::vector<std::byte> all;
     for (int i = 0; i < kLayers; ++i) {
-      std::vector<std::byte> output(rows_of[i] * specs[i].out_features * 4);
+      const size_t output_bytes = rows_of[i] * specs[i].out_features * 4;
+      const DeviceBuffer buffer = *backend->backend().Allocate(output_bytes);
+      auto* const output = static_cast<const std::byte*>(OnHost(buffer.data()));
       const absl::Status status = backend->Linear({.op = layers[i].op.get(),
                                                    .input = inputs[i].data(),
-                                                   .output = output.data(),
+                                                   .output = OnHost(buffer.data()),
                                                    .num_rows = rows_of[i]});
       if (!status.ok()) return std::vector<std::byte>();
-      all.insert(all.end(), output.begin(), output.end());
+      all.insert(all.end(), output, output + output_bytes);
     }
     testing::TestPartResultArray failures;  // of launches, as some should
     testing::ScopedFakeTestPartResultReporter expects_failures(
@@ -479,20 +487,36 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
   };
   emulated::TakeSites();
+  emulated::TakeLaunchWaits();
+  emulated::WatchEarlyThreads(launch_waits);
   const auto expected = run(seed_);
   ASSERT_FALSE(expected.empty());
-  const auto sites = emulated::TakeSites();
-  EXPECT_GT(sites.size(), 10u);
+  const auto sites = launch_waits ? emulated::TakeLaunchWaits() : emulated::TakeSites();
+  EXPECT_GE(sites.size(), launch_waits ? 8u : 11u);
+  // Whose outputs are all the device's, where what is written too early is seen.
+  const auto probe = [&] {
+    const ProbeShape small{
+        .rows = 1, .features = 32, .outputs = 8, .vocabulary = 64, .head_dim = 64, .positions = 70};
+    return ProbeOperations(*MakeBackend("cuda-tensor"), small, seed_).ok();
+  };
+  ASSERT_TRUE(probe());
   for (const emulated::Site& site : sites) {
     if (!site.file.starts_with("tensor_")) continue;
     emulated::LeaveOut(site);
-    bool caught = false;
+    bool caught = launch_waits && !probe();
     for (int order = 0; order < kOrders && !caught; ++order) {
       caught = run(seed_ + order) != expected;
     }
     emulated::LeaveOut();
     EXPECT_TRUE(caught) << site.file << ":" << site.line << " was not missed";
   }
+}
+
+TEST_F(EmulatedTensorSitesTest, EachBarrierAndEachWaitIsNeeded) {
+  ExpectEachIsNeeded(/*launch_waits=*/false);
+}
+TEST_F(EmulatedTensorSitesTest, EachWaitForTheLaunchBeforeIsNeeded) {
+  ExpectEachIsNeeded(/*launch_waits=*/true);
 }
 
 }  // namespace

@@ -28,7 +28,10 @@ class EmulatedTest : public testing::Test {
     emulated::SetSeed(seed_);
     emulated::TakeFault();
   }
-  void TearDown() override { emulated::LeaveOut(); }
+  void TearDown() override {
+    emulated::LeaveOut();
+    emulated::WatchEarlyThreads(false);
+  }
 
   uint64_t seed_ = 1;
   std::unique_ptr<Random> random_;

@@ -13,6 +13,9 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/cuda/emulated/early_memory.h"
+#include "kernels/cuda/emulated/fiber_switch.h"
+#include "kernels/cuda/emulated/settings.h"
 #include "kernels/support/float_environment.h"
 #include "runtime/base/random.h"
 
@@ -25,25 +28,13 @@ namespace {
 
 namespace context = boost::context;
 
-constexpr size_t kStackBytes = 128 * 1024;
+constexpr size_t kStackBytes = kFramesAreGuarded ? 512 * 1024 : 128 * 1024;
 constexpr size_t kWordBytes = 4;
 constexpr int kNobody = -1;
 constexpr int kMany = -2;
-
-// What tests set and take.
-struct Settings {
-  std::mutex mutex;
-  uint64_t seed = 1;
-  uint64_t num_launches = 0;
-  std::string fault;
-  std::set<Site> sites;
-  std::optional<Site> left_out;
-};
-
-Settings& TheSettings() {
-  static Settings* const settings = new Settings;
-  return *settings;
-}
+constexpr uint64_t kWatchedOneOf = 16;  // Closing memory takes as long as a small block.
+constexpr char kTouchesEarly[] =
+    "touches what is another launch's and has not waited for the launch before";
 
 Site SiteOf(const std::string& file, unsigned line) {
   return {file.substr(file.rfind('/') + 1), line};
@@ -77,9 +68,11 @@ struct Phases {
 
 struct Thread {
   context::fiber fiber;
+  StackBounds stack;
   State state = State::kReady;
-  size_t barrier = 0;  // whose phase it waits for
-  Known known;         // Its own time among them; empty where there are no phases.
+  bool is_early = true;  // It has not waited for the launch before.
+  size_t barrier = 0;    // whose phase it waits for
+  Known known;           // Its own time among them; empty where there are no phases.
   std::vector<PendingCopy> uncommitted;
   std::deque<std::vector<PendingCopy>> groups;
 };
@@ -130,8 +123,9 @@ Memory& TheMemory() {
 
 class Block {
  public:
-  Block(const char* name, int threads, size_t shared_bytes, uint64_t seed)
+  Block(const char* name, int threads, size_t shared_bytes, bool follows_launches, uint64_t seed)
       : name_(name),
+        follows_launches_(follows_launches),
         random_(seed),
         threads_(threads),
         warps_(threads / kWarpThreads),
@@ -144,16 +138,29 @@ class Block {
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     left_out_ = settings.left_out;
+    watches_early_ = follows_launches && settings.watches_early_threads &&
+                     (blockIdx.x == 0 || random_.Below(kWatchedOneOf) == 0);
   }
   ~Block() {
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     for (const auto& [file, line] : sites_) settings.sites.insert(SiteOf(file, line));
+    for (const auto& [file, line] : launch_waits_) {
+      settings.launch_waits.insert(SiteOf(file, line));
+    }
   }
 
   bool Run(const std::function<void()>& kernel);
 
   size_t shared_bytes() const { return shared_.size(); }
+
+  void WaitForLaunchBefore(const std::source_location& at) {
+    has_waited_ = true;
+    launch_waits_.insert({at.file_name(), at.line()});
+    if (IsLeftOutNow(at)) return;
+    threads_[current_].is_early = false;
+    if (watches_early_) Pause(State::kReady);
+  }
 
   void Barrier(const std::source_location& at) {
     if (IsLeftOut(at)) return;
@@ -217,7 +224,7 @@ class Block {
   }
 
   void CopyAsync(size_t offset, const void* from, size_t bytes) {
-    Begin(offset, bytes);
+    Begin(offset, from, bytes);
     threads_[current_].uncommitted.push_back({current_, Time(), offset, from, bytes});
   }
 
@@ -256,7 +263,7 @@ class Block {
 
   void CopyInPhase(size_t offset, const void* from, size_t bytes, size_t barrier) {
     Phases& phases = PhasesAt(barrier);
-    Begin(offset, bytes);
+    Begin(offset, from, bytes);
     phases.copies.push_back({current_, Time(), offset, from, bytes});
   }
 
@@ -314,8 +321,11 @@ class Block {
   }
 
   // A copy to `offset` is under way.
-  void Begin(size_t offset, size_t bytes) {
+  void Begin(size_t offset, const void* from, size_t bytes) {
     CheckBounds("copies to", offset, bytes);
+    if (watches_early_ && threads_[current_].is_early && WouldBeClosed(from, bytes)) {
+      Fault(kTouchesEarly, offset);
+    }
     TakeForWriting(offset, bytes);
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
       words_[word].in_flight = current_;
@@ -329,7 +339,25 @@ class Block {
   // The running thread waits until the scheduler lets it go on.
   void Pause(State state) {
     threads_[current_].state = state;
+    SwitchToScheduler();
+  }
+
+  // If the scheduler ends the block, whoever waits here is unwound.
+  void SwitchToScheduler() {
+    const FiberSwitch announced(scheduler_stack_);
     scheduler_ = std::move(scheduler_).resume();
+  }
+
+  context::fiber Fiber(int thread, const std::function<void()>& kernel);
+  void SwitchTo(int thread) {
+    const FiberSwitch announced(threads_[thread].stack);
+    threads_[thread].fiber = std::move(threads_[thread].fiber).resume();
+  }
+  // Whoever waits is unwound, on its own stack.
+  void Unwind(Thread* thread) {
+    if (!thread->fiber) return;
+    const FiberSwitch announced(thread->stack);
+    thread->fiber = {};
   }
 
   // All threads of the running thread's warp. Exchanging numbers orders nothing in memory.
@@ -361,6 +389,9 @@ class Block {
 
   bool IsLeftOut(const std::source_location& at) {
     sites_.insert({at.file_name(), at.line()});
+    return IsLeftOutNow(at);
+  }
+  bool IsLeftOutNow(const std::source_location& at) const {
     return left_out_ && left_out_->line == at.line() &&
            *left_out_ == SiteOf(at.file_name(), at.line());
   }
@@ -368,7 +399,7 @@ class Block {
   // No thread of the block goes on: what one has read may be no address.
   [[noreturn]] void Fault(const char* what, size_t offset) {
     Report(what, offset);
-    scheduler_ = std::move(scheduler_).resume();  // Whoever waits is unwound.
+    SwitchToScheduler();
     std::abort();
   }
 
@@ -463,7 +494,15 @@ class Block {
     }
   }
 
+  // For what runs until the next call.
+  void SetMemoryClosed(bool closes) {
+    if (closes != memory_is_closed_) closes ? CloseDeviceMemory() : OpenDeviceMemory();
+    memory_is_closed_ = closes;
+  }
+
   void Land(const PendingCopy& copy) {
+    const bool was_closed = memory_is_closed_;
+    SetMemoryClosed(false);
     for (size_t word = copy.offset / kWordBytes; word * kWordBytes < copy.offset + copy.bytes;
          ++word) {
       words_[word].in_flight = kNobody;
@@ -478,11 +517,14 @@ class Block {
     } else {
       std::memcpy(shared_.data() + copy.offset, copy.from, copy.bytes);
     }
+    SetMemoryClosed(was_closed);
   }
 
   const char* const name_;
+  const bool follows_launches_;
   Random random_;
   context::fiber scheduler_;
+  StackBounds scheduler_stack_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::vector<std::byte>& shared_;
@@ -493,23 +535,43 @@ class Block {
   int current_ = 0;
   bool faulted_ = false;
   std::set<std::pair<const char*, unsigned>> sites_;
+  std::set<std::pair<const char*, unsigned>> launch_waits_;
   std::optional<Site> left_out_;
+  bool has_waited_ = false;  // for the launch before, some thread
+  bool watches_early_ = false;
+  bool memory_is_closed_ = false;
 };
 
 thread_local Block* running = nullptr;
 
-bool Block::Run(const std::function<void()>& kernel) {
-  static thread_local context::pooled_fixedsize_stack stacks(kStackBytes);
-  running = this;
-  for (int i = 0; i < std::ssize(threads_); ++i) {
-    threads_[i].fiber =
-        context::fiber(std::allocator_arg, stacks, [this, i, &kernel](context::fiber&& from) {
-          scheduler_ = std::move(from);
-          kernel();
-          threads_[i].state = State::kDone;
-          return std::move(scheduler_);
-        });
+// Says where the stack that it hands out lies.
+struct NotingStacks {
+  context::pooled_fixedsize_stack* stacks;
+  StackBounds* noted;
+
+  context::stack_context allocate() {
+    context::stack_context stack = stacks->allocate();
+    *noted = {.bottom = static_cast<std::byte*>(stack.sp) - stack.size, .bytes = stack.size};
+    return stack;
   }
+  void deallocate(context::stack_context& stack) { stacks->deallocate(stack); }
+};
+
+context::fiber Block::Fiber(int thread, const std::function<void()>& kernel) {
+  static thread_local context::pooled_fixedsize_stack stacks(kStackBytes);
+  return {std::allocator_arg, NotingStacks{&stacks, &threads_[thread].stack},
+          [this, thread, &kernel](context::fiber&& from) {
+            scheduler_stack_ = FiberSwitch::ArriveFirst();
+            const LastFiberSwitch announced(&scheduler_stack_);
+            scheduler_ = std::move(from);
+            kernel();
+            threads_[thread].state = State::kDone;
+            return std::move(scheduler_);
+          }};
+}
+
+bool Block::Run(const std::function<void()>& kernel) {
+  running = this;
   std::vector<int> ready;
   while (true) {
     ready.clear();
@@ -525,21 +587,34 @@ bool Block::Run(const std::function<void()>& kernel) {
       });
       if (!all_wait) {
         Report("waits for threads that never come", 0);
-        break;  // Whoever waits is unwound.
+        break;
       }
       ++epoch_;
       for (Thread& thread : threads_) thread.state = State::kReady;
       continue;
     }
     for (size_t i = ready.size(); i > 1; --i) std::swap(ready[i - 1], ready[random_.Below(i)]);
+    if (watches_early_) {  // Memory is closed and opened once.
+      const bool first = random_.Chance(0.5);
+      std::stable_partition(ready.begin(), ready.end(),
+                            [&](int i) { return threads_[i].is_early == first; });
+    }
     for (const int i : ready) {
+      SetMemoryClosed(watches_early_ && threads_[i].is_early);
       current_ = i;
       threadIdx.x = i;
-      threads_[i].fiber = std::move(threads_[i].fiber).resume();
+      if (!threads_[i].fiber) threads_[i].fiber = Fiber(i, kernel);
+      SwitchTo(i);
+      if (memory_is_closed_ && TouchedClosedMemory()) Report(kTouchesEarly, 0);
       if (faulted_) break;
     }
+    SetMemoryClosed(false);
     if (faulted_) break;
   }
+  if (!faulted_ && follows_launches_ && !has_waited_) {
+    Report("ends, and nobody has waited for the launch before", 0);
+  }
+  for (Thread& thread : threads_) Unwind(&thread);
   threads_.clear();
   running = nullptr;
   return !faulted_;
@@ -547,31 +622,7 @@ bool Block::Run(const std::function<void()>& kernel) {
 
 }  // namespace
 
-void SetSeed(uint64_t seed) {
-  Settings& settings = TheSettings();
-  const std::scoped_lock lock(settings.mutex);
-  settings.seed = seed;
-  settings.num_launches = 0;
-}
-
-std::string TakeFault() {
-  Settings& settings = TheSettings();
-  const std::scoped_lock lock(settings.mutex);
-  return std::exchange(settings.fault, {});
-}
-
-std::set<Site> TakeSites() {
-  Settings& settings = TheSettings();
-  const std::scoped_lock lock(settings.mutex);
-  return std::exchange(settings.sites, {});
-}
-
-void LeaveOut(const Site& site) {
-  Settings& settings = TheSettings();
-  const std::scoped_lock lock(settings.mutex);
-  settings.left_out = site.file.empty() ? std::nullopt : std::optional(site);
-}
-
+void WaitForLaunchBefore(const std::source_location& at) { running->WaitForLaunchBefore(at); }
 void Barrier(const std::source_location& at) { running->Barrier(at); }
 void WarpBarrier(const std::source_location& at) { running->WarpBarrier(at); }
 void ExchangeInWarp(const void* mine, size_t bytes, void* all) {
@@ -604,7 +655,7 @@ void WaitForPhase(size_t barrier, bool odd, const std::source_location& at) {
 }
 
 bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,
-               const std::function<void()>& kernel, bool keeps_denormals) {
+               const std::function<void()>& kernel, const BlockRules& rules) {
   uint64_t seed;
   {
     Settings& settings = TheSettings();
@@ -612,14 +663,15 @@ bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_
     seed = settings.seed * 1'000'003 + settings.num_launches++;
   }
   const KernelFloatScope restored;
-  SetFloatEnvironment(keeps_denormals ? kIeeeFloats : kKernelFloats);
+  SetFloatEnvironment(rules.keeps_denormals ? kIeeeFloats : kKernelFloats);
   blockDim.x = static_cast<unsigned>(threads);
   gridDim.x = static_cast<unsigned>(num_blocks);
   bool ok = true;
   for (int64_t i = 0; i < num_blocks && ok; ++i) {
     blockIdx.x = static_cast<unsigned>(i);
-    ok =
-        Block(name, threads, shared_bytes, seed * 1'000'003 + static_cast<uint64_t>(i)).Run(kernel);
+    ok = Block(name, threads, shared_bytes, rules.follows_launches,
+               seed * 1'000'003 + static_cast<uint64_t>(i))
+             .Run(kernel);
   }
   return ok;
 }

@@ -43,16 +43,23 @@ struct Site {
 void SetSeed(uint64_t seed);
 // The first fault since the last call; empty if there was none.
 std::string TakeFault();
-// The sites that threads have reached since the last call.
+// The sites that threads have reached since the last call; those where they waited for the launch
+// before are apart.
 std::set<Site> TakeSites();
+std::set<Site> TakeLaunchWaits();
 // Nobody waits at `site` any more; the default: everybody does again.
 void LeaveOut(const Site& site = {});
+// Whether the device's memory is closed to threads of a launch that have not waited for the launch
+// before (early_memory.h): what they touch is a fault then. So it is in a launch's first block, and
+// in some of the others. Not at first, as it takes time.
+void WatchEarlyThreads(bool watched);
 
 // ---- for kernels: what the running thread does ----
 
 inline constexpr int kWarpThreads = 32;
 inline constexpr int kMaxExchangeBytes = 32;
 
+void WaitForLaunchBefore(const std::source_location& at);
 void Barrier(const std::source_location& at);
 // All threads of the warp.
 void WarpBarrier(const std::source_location& at);
@@ -84,10 +91,14 @@ void WaitForPhase(size_t barrier, bool odd, const std::source_location& at);
 
 // ---- for launches ----
 
-// Runs `num_blocks` blocks, one after the other, in the kernels' float environment or the one that
-// keeps denormals. False if there was a fault.
+struct BlockRules {
+  bool keeps_denormals = false;   // else they run in the kernels' float environment
+  bool follows_launches = false;  // for which some thread of each block waits
+};
+
+// Runs `num_blocks` blocks, one after the other. False if there was a fault.
 bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,
-               const std::function<void()>& kernel, bool keeps_denormals = false);
+               const std::function<void()>& kernel, const BlockRules& rules = {});
 
 }  // namespace tandem::emulated
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_split.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
+#include "kernels/cuda/emulated/early_memory.h"
 #include "kernels/fenced/fenced_stream.h"
 
 struct CUgraph_st {
@@ -79,6 +80,7 @@ cudaError_t Allocate(void** data, size_t size_bytes, bool on_device, const char*
   ::mprotect(end, kPageBytes, PROT_NONE);
   std::memset(base, 0xFF, pages);
   *data = end - aligned;
+  if (on_device) AddDeviceMemory(base, pages);
   const std::scoped_lock lock(mappings_mutex);
   Mappings()[*data] = {base, pages + kPageBytes, device_bytes};
   return cudaSuccess;
@@ -88,6 +90,7 @@ cudaError_t Free(void* data) {
   const std::scoped_lock lock(mappings_mutex);
   const auto found = Mappings().find(data);
   if (found == Mappings().end()) return cudaErrorInvalidValue;
+  RemoveDeviceMemory(found->second.base);
   ::munmap(found->second.base, found->second.size_bytes);
   used_device_bytes -= found->second.device_bytes;
   Mappings().erase(found);
@@ -292,6 +295,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
   }
   const auto copy = [=] {
     std::memcpy(to, from, size_bytes);
+    if (kind == cudaMemcpyHostToDevice) tandem::emulated::NoteUpload(to, size_bytes);
     return true;
   };
   return tandem::emulated::Enqueue(stream, copy, __func__);

@@ -200,9 +200,14 @@ inline void WaitForPhase(SharedPtr<uint64_t> barrier, bool odd,
   emulated::WaitForPhase(barrier.offset(), odd, at);
 }
 
-// Launches run one after the other.
-inline void WaitForLaunchBefore() {}
+// Launches run one after the other; what a thread touches before it has waited is watched.
+inline void WaitForLaunchBefore(const std::source_location& at = std::source_location::current()) {
+  emulated::WaitForLaunchBefore(at);
+}
 inline void LetNextLaunchBegin() {}
+inline void BeginLaunch(const std::source_location& at = std::source_location::current()) {
+  emulated::WaitForLaunchBefore(at);
+}
 
 // ---- products ----
 
@@ -283,7 +288,7 @@ cudaError_t Launch(void (*kernel)(Args), const LaunchShape& shape, cudaStream_t 
   return emulated::Enqueue(stream, [=] {
     return emulated::RunBlocks(
         name, shape.blocks, shape.threads, shape.shared_bytes, [&] { kernel(args); },
-        shape.keeps_denormals);
+        {.keeps_denormals = shape.keeps_denormals, .follows_launches = true});
   });
 }
 
