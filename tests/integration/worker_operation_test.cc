@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -391,6 +392,7 @@ TEST(WorkerOperationTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
 TEST(WorkerOperationTest, AStepThatHasNoEndEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto serve = [] {
+    alarm(120);  // It outlives its parent, if nothing else ends it.
     WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
     config.liveness_scale = 0.05;
     config.on_hung = [] { std::_Exit(kExitToBeReplaced); };

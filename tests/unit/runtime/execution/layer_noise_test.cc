@@ -88,7 +88,7 @@ class WatchedBackend final : public ForwardingBackend {
     auto packed = AllocateMirror(format->size_bytes);
     auto input = AllocateMirror(projection.input.size() * sizeof(float));
     const auto rows = static_cast<int64_t>(projection.input.size()) / spec.in_features;
-    std::vector<float> outputs(static_cast<size_t>(rows * spec.out_features));
+    std::vector<float> outputs(static_cast<size_t>(rows * spec.columns()));
     auto output = AllocateMirror(outputs.size() * sizeof(float));
     TANDEM_CHECK(packed.ok() && input.ok() && output.ok());
     const std::span<std::byte> on_host(packed->host.data(), format->size_bytes);
