@@ -3,7 +3,7 @@
 // Packed weights are panels: [panel][unit of k][output of the panel][k of the unit], outputs past N
 // and what a last unit lacks filled with zeros; with 8 bits then [output of the panel] scales. With
 // 4 bits [output of the panel] scales in two bytes and zeros in one lie before each group's units.
-// Of a gated layer half of a panel are gates, the other half their ups.
+// Half of a gated layer's panel are gates, the other half their ups.
 // Threads share panels, never k.
 
 #ifndef TANDEM_KERNELS_CPU_CPU_LINEAR_H_

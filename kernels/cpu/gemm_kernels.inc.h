@@ -21,7 +21,7 @@ constexpr int64_t kCachedUnits = 16 * 1024 / (2 * 64);
 template <typename Policy, int kPanelVectors, int kMaxRows, int kSums, int64_t kChunkUnits>
 struct Gemm {
   static constexpr int kPanelOutputs = kPanelVectors * kLanes;
-  static_assert(kPanelVectors == 2);  // Of gated layers one of gates, one of ups.
+  static_assert(kPanelVectors == 2);  // One of gates and one of ups, if gated.
   static constexpr int kPanelUnitBytes = kPanelVectors * Policy::kWeightVectorBytes;
   static constexpr bool kHasGroups = Policy::kHasGroups;
   // Behind a panel's units: the scale of each output. Before those of a group: scales in two bytes

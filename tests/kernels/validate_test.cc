@@ -136,14 +136,6 @@ TEST_P(ValidateTest, LinearLayers) {
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
                 "in_features of int8 weights is 131073, must be 1 to 131072");
   wrong = spec;
-  wrong.gated = true;
-  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
-                "4 outputs are gates and ups without an activation");
-  wrong.activation = ActivationFunction::kSilu;
-  wrong.out_features = 5;
-  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
-                "5 outputs are gates and ups with an activation, must be with one and an even");
-  wrong = spec;
   wrong.outlier_threshold = 6;
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
                 "outlier_threshold of f32 weights is 6, must be 0");
@@ -219,6 +211,25 @@ TEST_P(ValidateTest, LinearLayers) {
   ExpectRefused(
       device_->Linear({.op = op->get(), .input = nullptr, .output = data_, .num_rows = 1}),
       "input is null");
+  EXPECT_TRUE(
+      device_->Linear({.op = op->get(), .input = nullptr, .output = nullptr, .num_rows = 0}).ok());
+}
+
+TEST_P(ValidateTest, LayersThatAddOrActivate) {
+  const LinearSpec spec{.in_features = 8,
+                        .out_features = 4,
+                        .weight_type = WeightType::kF32,
+                        .compute_dtype = DType::kF32,
+                        .output_dtype = DType::kF32};
+  const WeightPart all{data_, 4, DType::kF32};
+  LinearSpec wrong = spec;
+  wrong.gated = true;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "4 outputs are gates and ups without an activation");
+  wrong.activation = ActivationFunction::kSilu;
+  wrong.out_features = 5;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "5 outputs are gates and ups with an activation, must be with one and an even");
   LinearSpec narrow = spec;
   narrow.weight_type = WeightType::kBF16;
   narrow.compute_dtype = narrow.output_dtype = DType::kBF16;
@@ -240,8 +251,6 @@ TEST_P(ValidateTest, LinearLayers) {
                                  .num_rows = 1,
                                  .adds_to_output = true}),
                 "outputs are f32 and activated, must be f32 to be added");
-  EXPECT_TRUE(
-      device_->Linear({.op = op->get(), .input = nullptr, .output = nullptr, .num_rows = 0}).ok());
 }
 
 TEST_P(ValidateTest, KvTiles) {
