@@ -34,6 +34,7 @@ float ValueOf(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16)
 
 // Towards zero.
 int64_t CutOff(const Term& term, int largest) {
+  if (term.significand == 0) return 0;  // Its exponent may be larger.
   const int shift = kPlaces - term.places - (largest - term.exponent);
   if (shift >= 0) return term.significand * (int64_t{1} << shift);
   if (shift < -62) return 0;
