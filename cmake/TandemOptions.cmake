@@ -23,6 +23,7 @@ if(TANDEM_UNITY)
   set(CMAKE_UNITY_BUILD ON)
   set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
 endif()
+option(TANDEM_SANITIZE_EMULATED "With the address sanitizer: build the emulated GPU, too (./tools/test --full)" OFF)
 set(TANDEM_SANITIZE "" CACHE STRING "address,undefined or thread; empty for none")
 
 # What every source of ours is compiled with. -ffp-contract=off is part of docs/numerics.md.
