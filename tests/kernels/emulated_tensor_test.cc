@@ -295,23 +295,22 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
   }
 }
 
-// Whole numbers up to 127, times a power of two, are what they are in groups of 8 bits.
-TEST_F(EmulatedTensorTest, GroupsOfEightBitsAreTheNumbersThatTheyStandFor) {
+// Outputs with KV of that type have the bits of those with KV in bf16: of a chunk, and of a token
+// behind it. fill(head_dim, numbers) makes query, key and value such as both keep.
+template <typename Fill>
+void ExpectKvToBeOfBf16(TestDevice* device, KvType kv_type, Random* random, const Fill& fill) {
   for (const int head_dim : {64, 96, 128}) {
     PagedShape shape{.num_heads = 6,
                      .num_kv_heads = 2,
                      .head_dim = head_dim,
                      .dtype = DType::kBF16,
                      .rotary = false};
-    PagedSequence sequence = Sequence(shape, 139, random_.get());
-    for (float& x : sequence.qkv) {
-      x = std::ldexp(static_cast<float>(random_->Between(-127, 127)),
-                     -6 - static_cast<int>(&x - sequence.qkv.data()) / 8 % 3);
-    }
+    PagedSequence sequence = Sequence(shape, 139, random);
+    fill(head_dim, &sequence.qkv);
     std::vector<std::vector<std::byte>> outputs;
-    for (const KvType kv_type : {KvType::kBF16, KvType::kInt8G8}) {
-      shape.kv_type = kv_type;
-      PagedCase paged(device_.get(), shape, 16, 16, 1);
+    for (const KvType type : {KvType::kBF16, kv_type}) {
+      shape.kv_type = type;
+      PagedCase paged(device, shape, 16, 16, 1);
       paged.Add(&sequence);
       outputs.push_back(paged.Step({0}, {138}, false));
       const auto last = paged.Step({0}, {1}, true);
@@ -322,33 +321,28 @@ TEST_F(EmulatedTensorTest, GroupsOfEightBitsAreTheNumbersThatTheyStandFor) {
   EXPECT_EQ(emulated::TakeFault(), "");
 }
 
+// Whole numbers up to 127, times a power of two, are what they are in groups of 8 bits.
+TEST_F(EmulatedTensorTest, GroupsOfEightBitsAreTheNumbersThatTheyStandFor) {
+  ExpectKvToBeOfBf16(device_.get(), KvType::kInt8G8, random_.get(),
+                     [&](int, std::vector<float>* numbers) {
+                       for (size_t i = 0; i < numbers->size(); ++i) {
+                         (*numbers)[i] = std::ldexp(static_cast<float>(random_->Between(-127, 127)),
+                                                    -6 - static_cast<int>(i) / 8 % 3);
+                       }
+                     });
+}
+
 // All numbers in V; in K those that leave softmax more than one token.
 TEST_F(EmulatedTensorTest, EightBitFloatsAreTheNumbersThatTheyStandFor) {
-  for (const int head_dim : {64, 96, 128}) {
-    PagedShape shape{.num_heads = 6,
-                     .num_kv_heads = 2,
-                     .head_dim = head_dim,
-                     .dtype = DType::kBF16,
-                     .rotary = false};
-    PagedSequence sequence = Sequence(shape, 139, random_.get());
-    for (size_t i = 0; i < sequence.qkv.size(); ++i) {
-      const size_t head = i / head_dim % 10;
-      const auto number = static_cast<uint8_t>(random_->Below(head < 8 ? 0x3C : 0x7F));
-      const auto sign = static_cast<uint8_t>(random_->Below(2) << 7);
-      if (head >= 6) sequence.qkv[i] = ToFloat(E4m3{static_cast<uint8_t>(number | sign)});
-    }
-    std::vector<std::vector<std::byte>> outputs;
-    for (const KvType kv_type : {KvType::kBF16, KvType::kFp8}) {
-      shape.kv_type = kv_type;
-      PagedCase paged(device_.get(), shape, 16, 16, 1);
-      paged.Add(&sequence);
-      outputs.push_back(paged.Step({0}, {138}, false));
-      const auto last = paged.Step({0}, {1}, true);
-      outputs.back().insert(outputs.back().end(), last.begin(), last.end());
-    }
-    EXPECT_EQ(outputs[0], outputs[1]) << head_dim;
-  }
-  EXPECT_EQ(emulated::TakeFault(), "");
+  ExpectKvToBeOfBf16(
+      device_.get(), KvType::kFp8, random_.get(), [&](int head_dim, std::vector<float>* numbers) {
+        for (size_t i = 0; i < numbers->size(); ++i) {
+          const size_t head = i / head_dim % 10;
+          const auto number = static_cast<uint8_t>(random_->Below(head < 8 ? 0x3C : 0x7F));
+          const auto sign = static_cast<uint8_t>(random_->Below(2) << 7);
+          if (head >= 6) (*numbers)[i] = ToFloat(E4m3{static_cast<uint8_t>(number | sign)});
+        }
+      });
 }
 
 TEST_F(EmulatedTensorTest, AttentionInF32IsThatOfTheOrdinaryUnits) {

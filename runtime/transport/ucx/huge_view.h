@@ -2,7 +2,7 @@
 //
 // A file of /dev/shm has pages of 4 KiB, unless its mount was made otherwise, and a mapping begins
 // at any of them. KV blocks are read in any order, and then the walks through page tables cost up
-// to as much as the reads. A view of the same memory begins at a multiple of 2 MiB, and
+// to half as much as the reads. A view of the same memory begins at a multiple of 2 MiB, and
 // MADV_COLLAPSE (Linux 6.1) makes the file's pages as large, whatever its mount says.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_HUGE_VIEW_H_
@@ -32,9 +32,9 @@ class HugeView {
 
   std::byte* data() const { return data_; }
 
-  // All whole 2 MiB of it in huge pages; what nobody has touched becomes zeros, in half of the time
-  // that touching its pages takes. FailedPrecondition, in the kernel's words, if not all are: it
-  // is usable all the same.
+  // All whole 2 MiB of it in huge pages; what nobody has touched becomes zeros, in a tenth of the
+  // time that touching small pages takes. FailedPrecondition, in the kernel's words, if not all
+  // are: it is usable all the same.
   absl::Status Collapse();
 
  private:
