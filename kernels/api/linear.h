@@ -83,6 +83,8 @@ struct WeightPart {
 struct PackedFormat {
   std::string id;     // a version of the packed bytes: a cache made under another is packed again
   size_t size_bytes;  // of the layer
+  // What a row takes of the device's memory while the layer runs, beside inputs and outputs.
+  size_t row_scratch_bytes = 0;
 };
 
 // A prepared linear layer; belongs to the backend that made it and outlives nothing of it.

@@ -36,6 +36,7 @@ struct PackedLinear {
   const std::byte* panels;
   const float* scales;  // [N] of outputs kept in 8 bits; else null
 };
+// `packed` is null where only sizes are asked for.
 PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 
 // Bytes that a layer wants for `num_rows` rows while it runs; may be 0.

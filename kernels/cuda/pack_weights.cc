@@ -134,6 +134,13 @@ void PackInt4(const LinearSpec& spec, const WeightPart& part, int64_t i, const C
   }
 }
 
+// As many rows take of it as one, but for what is rounded up.
+size_t RowScratchBytes(const LinearSpec& spec, CudaProducts products) {
+  constexpr int64_t kRows = 1024;
+  const PackedLinear layer = PackedLinearOf(spec, products, /*packed=*/nullptr);
+  return CeilDiv<size_t>(CudaLinearScratchBytes(layer, spec, kRows), kRows);
+}
+
 }  // namespace
 
 PackedFormat CudaPackedFormat(const LinearSpec& spec, CudaProducts products) {
@@ -142,7 +149,8 @@ PackedFormat CudaPackedFormat(const LinearSpec& spec, CudaProducts products) {
       spec.weight_type == WeightType::kInt4 ? absl::StrCat(".g", spec.group) : "";
   return {.id = absl::StrCat("cuda.2.", NameOf(spec.weight_type), group, tensor ? ".blocks" : ""),
           .size_bytes =
-              static_cast<size_t>(NumPanels(spec) * PanelBytes(spec, products) + ScaleBytes(spec))};
+              static_cast<size_t>(NumPanels(spec) * PanelBytes(spec, products) + ScaleBytes(spec)),
+          .row_scratch_bytes = RowScratchBytes(spec, products)};
 }
 
 void CudaPack(const LinearSpec& spec, CudaProducts products, std::span<const WeightPart> parts,
@@ -182,7 +190,8 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
           .output_dtype = spec.activation ? DType::kF32 : spec.output_dtype,
           .group = static_cast<uint8_t>(spec.group),
           .panels = packed,
-          .scales = int8 ? reinterpret_cast<const float*>(packed + panels) : nullptr};
+          .scales = int8 && packed != nullptr ? reinterpret_cast<const float*>(packed + panels)
+                                              : nullptr};
 }
 
 namespace {

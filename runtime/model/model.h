@@ -48,7 +48,7 @@ struct ModelOptions {
 struct ModelPlan {
   ModelConfig config;
   ModelTypes types;
-  size_t weights_bytes = 0;  // Packed.
+  WeightSizes weights;
 };
 
 // Immutable.

@@ -41,6 +41,7 @@ struct Section {
 struct Plan {
   std::vector<Section> sections;
   size_t total_bytes = 0;
+  size_t row_scratch_bytes = 0;  // WeightSizes
 };
 
 // Visits a declaration. Every part is a section, its biases another.
@@ -97,6 +98,7 @@ class Planner {
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;
+    plan_.row_scratch_bytes = std::max(plan_.row_scratch_bytes, format.row_scratch_bytes);
     Add(std::move(section));
     std::vector<TensorDecl> biases;
     for (const LinearPart& part : decl.parts) {
@@ -362,10 +364,10 @@ class Binder {
 
 }  // namespace
 
-absl::StatusOr<size_t> ModelWeights::PackedBytes(const ModelSpec& spec, const Backend& backend,
-                                                 const ModelTypes& types) {
+absl::StatusOr<WeightSizes> ModelWeights::Sizes(const ModelSpec& spec, const Backend& backend,
+                                                const ModelTypes& types) {
   TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, backend, types));
-  return plan.total_bytes;
+  return WeightSizes{plan.total_bytes, plan.row_scratch_bytes};
 }
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelSpec& spec,

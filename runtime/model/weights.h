@@ -39,12 +39,17 @@ struct LinearWeights {
 using WeightParts = ModelParts<DevicePtr<const void>, NormWeights, LinearWeights>;
 using LayerWeights = WeightParts::Layer;
 
+struct WeightSizes {
+  size_t packed_bytes = 0;
+  size_t row_scratch_bytes = 0;  // PackedFormat: of the layer that takes most
+};
+
 // Immutable.
 class ModelWeights {
  public:
-  // Bytes that packed weights take, without reading any.
-  static absl::StatusOr<size_t> PackedBytes(const ModelSpec& spec, const Backend& backend,
-                                            const ModelTypes& types);
+  // Reads no weights.
+  static absl::StatusOr<WeightSizes> Sizes(const ModelSpec& spec, const Backend& backend,
+                                           const ModelTypes& types);
 
   // Maps the packing from the cache, or packs `source`. `backend` outlives the result.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelSpec& spec,

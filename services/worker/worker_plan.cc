@@ -77,11 +77,12 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
                           KvLayout::Make(model.config, backend, model.types, options.block_size));
   const ModelSizes model_sizes = {
       .max_positions = model.config.max_positions,
-      .weights_bytes = static_cast<int64_t>(model.weights_bytes),
+      .weights_bytes = static_cast<int64_t>(model.weights.packed_bytes),
       .weights_are_shared = !model_options.cache_dir.empty(),
       .block_bytes = static_cast<int64_t>(layout.block_bytes),
       .window = model.config.largest_window(),
-      .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute),
+      .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute) +
+                             static_cast<int64_t>(model.weights.row_scratch_bytes),
       .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.types.compute)};
   TANDEM_ASSIGN_OR_RETURN(const WorkerMemory memory,
                           MeasureMemory(transport, backend, model_sizes.block_bytes));

@@ -80,7 +80,7 @@ absl::StatusOr<std::string> LoadModel(const WorkerOptions& options, WorkerPlan p
   TANDEM_ASSIGN_OR_RETURN(std::string numerics_id,
                           NumericsId(*process->model, process->backend.get()));
   LogInfo("model loaded", {{"folder", options.model},
-                           {"weights_bytes", plan.model.weights_bytes},
+                           {"weights_bytes", plan.model.weights.packed_bytes},
                            {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
                            {"device", process->backend->name()},
                            {"isa", process->backend->isa()},
@@ -164,7 +164,7 @@ absl::Status LogDeviceMemory(const WorkerPlan& plan, const Backend& backend) {
   const int64_t taken_bytes = plan.memory.device->free_bytes - now->free_bytes;
   LogInfo("device memory", {{"taken_bytes", taken_bytes},
                             {"of_which_kv_bytes", plan.sizes.kv.pool_bytes()},
-                            {"of_which_weights_bytes", plan.model.weights_bytes},
+                            {"of_which_weights_bytes", plan.model.weights.packed_bytes},
                             {"free_bytes", now->free_bytes},
                             {"total_bytes", now->total_bytes}});
   return absl::OkStatus();

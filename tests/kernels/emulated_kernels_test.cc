@@ -99,6 +99,26 @@ TEST_F(EmulatedKernelsTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind
   }
 }
 
+// Which the memory bill of a worker counts.
+TEST_F(EmulatedKernelsTest, FormatsSayWhatTheirLayersTakeWhileTheyRun) {
+  for (const char* const name : {"cuda", "cuda-tensor"}) {
+    const auto gpu = MakeBackend(name);
+    LinearSpec spec{.in_features = 256,
+                    .out_features = 96,
+                    .weight_type = WeightType::kBF16,
+                    .compute_dtype = DType::kBF16,
+                    .output_dtype = DType::kF32};
+    const size_t plain = gpu->GetPackedFormat(spec)->row_scratch_bytes;
+    spec.segmented = true;
+    EXPECT_GE(gpu->GetPackedFormat(spec)->row_scratch_bytes, plain + 8 * 96 * sizeof(float))
+        << name;
+    spec.segmented = false;
+    spec.activation = ActivationFunction::kSilu;
+    spec.gated = true;
+    EXPECT_EQ(gpu->GetPackedFormat(spec)->row_scratch_bytes, plain + 96 * sizeof(float)) << name;
+  }
+}
+
 TEST_F(EmulatedKernelsTest, OutliersOfEightBitsAreRefusedByName) {
   LinearSpec spec{.in_features = 64,
                   .out_features = 64,

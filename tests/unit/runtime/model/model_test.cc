@@ -24,6 +24,7 @@
 #include "runtime/model/dummy_weights.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/weights.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -299,8 +300,9 @@ TEST(ModelTest, PackedBytesAreKnownBeforeLoading) {
   const auto plan = Model::Plan(options, *backend);
   ASSERT_TRUE(plan.ok() && Model::Load(options, backend.get()).ok());
   const size_t file_bytes = std::filesystem::file_size(PackedFile(cache));
-  EXPECT_GE(file_bytes, plan->weights_bytes);
-  EXPECT_LE(file_bytes, plan->weights_bytes + 8'192);  // A header, and whose weights they are.
+  EXPECT_GE(file_bytes, plan->weights.packed_bytes);
+  EXPECT_LE(file_bytes,
+            plan->weights.packed_bytes + 8'192);  // A header, and whose weights they are.
 }
 
 // Tables have the type that is computed in, matrices their own.
@@ -311,9 +313,9 @@ TEST(ModelTest, PackedBytesFollowBothTypes) {
   const ModelSpec spec = MakeModelSpec(*config, *MakeDummyWeights(*config));
   const auto bytes = [&](DType compute, WeightType weights) {
     const auto packed =
-        ModelWeights::PackedBytes(spec, *backend, {.compute = compute, .weights = weights});
+        ModelWeights::Sizes(spec, *backend, {.compute = compute, .weights = weights});
     TANDEM_CHECK(packed.ok()) << packed.status().message();
-    return *packed;
+    return packed->packed_bytes;
   };
   const size_t f32 = bytes(DType::kF32, WeightType::kF32);
   const size_t small_tables = f32 - bytes(DType::kBF16, WeightType::kF32);
@@ -427,12 +429,12 @@ TEST(ModelTest, APlainOutputProjectionIsAnotherPackedImage) {
   ModelOptions options{
       .folder = Tiny("llama_mha32_tied"), .weights = "int8", .cache_dir = cache.path()};
   ASSERT_TRUE(Model::Load(options, backend.get()).ok());
-  const size_t quantised = Model::Plan(options, *backend)->weights_bytes;
+  const size_t quantised = Model::Plan(options, *backend)->weights.packed_bytes;
   options.output_weights = "dtype";
   const auto model = Model::Load(options, backend.get());
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->weights().parts().logits.op->spec().weight_type, WeightType::kF32);
-  EXPECT_GT(Model::Plan(options, *backend)->weights_bytes, quantised);
+  EXPECT_GT(Model::Plan(options, *backend)->weights.packed_bytes, quantised);
 }
 
 TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
@@ -591,6 +593,27 @@ TEST(ModelTest, DummyModelsLoadInEveryCheckpointType) {
   }
   EXPECT_NE(digests[0], digests[1]);
   EXPECT_NE(digests[1], digests[2]);
+}
+
+// A layer takes 3 bytes a row for each of its outputs.
+class ScratchyBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
+    auto format = ForwardingBackend::GetPackedFormat(spec);
+    if (format.ok()) format->row_scratch_bytes = 3 * static_cast<size_t>(spec.out_features);
+    return format;
+  }
+};
+
+TEST(ModelPlanTest, KnowsWhatTheLargestLayerTakesWhileItRuns) {
+  const ScratchyBackend backend(*CreateBackend({.device = "reference"}));
+  const auto plan = Model::Plan({.folder = Tiny("llama_mha32_tied")}, backend);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const ModelConfig& config = plan->config;
+  const int64_t outputs = std::max(
+      {config.vocab_size, 2 * config.ffn_size, config.query_size() + 2 * config.kv_size()});
+  EXPECT_EQ(plan->weights.row_scratch_bytes, static_cast<size_t>(3 * outputs));
 }
 
 }  // namespace

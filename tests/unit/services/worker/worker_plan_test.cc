@@ -67,9 +67,10 @@ TEST_F(WorkerPlanTest, ItsSizesAreThoseOfItsModel) {
 
   options_.kv_memory = {2048 * kGiB};
   options_.machine_share = 2;
-  EXPECT_THAT(Refusal(),
-              HasSubstr("weights take " +
-                        FormatByteSize(static_cast<int64_t>(plan->model.weights_bytes)) + " once"));
+  EXPECT_THAT(
+      Refusal(),
+      HasSubstr("weights take " +
+                FormatByteSize(static_cast<int64_t>(plan->model.weights.packed_bytes)) + " once"));
   const ModelConfig& config = plan->model.config;
   const auto compute = plan->model.types.compute;
   EXPECT_THAT(Refusal(),
