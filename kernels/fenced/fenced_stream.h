@@ -1,5 +1,6 @@
 // What a fenced backend has enqueued: work that a thread of its own does in order, up to the last
-// point that was released.
+// point that was released. After an error nothing is done, as by a GPU after a sticky one: work may
+// read addresses from what the work before has not written.
 
 #ifndef TANDEM_KERNELS_FENCED_FENCED_STREAM_H_
 #define TANDEM_KERNELS_FENCED_FENCED_STREAM_H_
