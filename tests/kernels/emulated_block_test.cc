@@ -81,6 +81,25 @@ TEST(EmulatedBlockTest, AWarpsBarrierOrdersItsOwnThreadsAlone) {
   EXPECT_NE(FaultOf(neighbour(32)), "");
 }
 
+// Both use the memory of the host's thread.
+TEST(EmulatedBlockTest, ABlockHasNothingOfTheOneBefore) {
+  static constexpr uint32_t kGlobal[4] = {};
+  const auto run = [](const std::function<void()>& first, const std::function<void()>& second) {
+    emulated::RunBlocks("kernel", 2, kThreads, 4 * 1024,
+                        [&] { blockIdx.x == 0 ? first() : second(); });
+    return emulated::TakeFault();
+  };
+  EXPECT_THAT(run([] { Shared()[threadIdx.x] = 1; },
+                  [] { static_cast<void>(uint32_t{Shared()[threadIdx.x]}); }),
+              HasSubstr("block 1 reads what nobody wrote"));
+  EXPECT_EQ(run(
+                [] {
+                  if (threadIdx.x == 0) emulated::CopyAsync(0, kGlobal, sizeof(kGlobal));
+                },
+                [] { Shared()[threadIdx.x] = 1; }),
+            "");
+}
+
 TEST(EmulatedBlockTest, WhatNobodyWroteAndWhatIsOutOfBoundsIsAFault) {
   EXPECT_THAT(FaultOf([] { static_cast<void>(uint32_t{Shared()[5]}); }), HasSubstr("nobody wrote"));
   EXPECT_THAT(FaultOf([] {

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -28,7 +27,8 @@ namespace {
 
 namespace context = boost::context;
 
-constexpr size_t kStackBytes = kFramesAreGuarded ? 512 * 1024 : 128 * 1024;
+// Not a power of two: stacks of a block lie side by side, and would share the lines of a cache.
+constexpr size_t kStackBytes = (kFramesAreGuarded ? 512 : 128) * 1024 + 17 * 64;
 constexpr size_t kWordBytes = 4;
 constexpr int kNobody = -1;
 constexpr int kMany = -2;
@@ -74,7 +74,7 @@ struct Thread {
   size_t barrier = 0;    // whose phase it waits for
   Known known;           // Its own time among them; empty where there are no phases.
   std::vector<PendingCopy> uncommitted;
-  std::deque<std::vector<PendingCopy>> groups;
+  std::vector<std::vector<PendingCopy>> groups;  // oldest first
 };
 
 struct Warp {
@@ -104,17 +104,20 @@ struct WarpReads {
 
 // The shadow of four bytes.
 struct Word {
+  uint64_t block = 0;  // of whom the rest is
   Touch write;
   Touch read;
   bool written = false;
   int in_flight = kNobody;  // the thread whose copy is to fill it
 };
 
-// Blocks of one thread of the host use the same memory, one after the other.
+// Blocks of one thread of the host use the same memory, one after the other. Epochs are those of
+// all of them, so that what one has left is of an epoch long past.
 struct Memory {
   std::vector<std::byte> bytes;
   std::vector<Word> words;
   std::vector<WarpReads> reads;
+  uint64_t epoch = 0;
 };
 Memory& TheMemory() {
   static thread_local Memory memory;
@@ -131,10 +134,11 @@ class Block {
         warps_(threads / kWarpThreads),
         shared_(TheMemory().bytes),
         words_(TheMemory().words),
-        reads_(TheMemory().reads) {
+        reads_(TheMemory().reads),
+        epoch_(TheMemory().epoch),
+        block_(++epoch_) {
     shared_.assign(shared_bytes, std::byte{0xFF});
-    words_.assign((shared_bytes + kWordBytes - 1) / kWordBytes, Word{});
-    reads_.clear();
+    words_.resize((shared_bytes + kWordBytes - 1) / kWordBytes);
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     left_out_ = settings.left_out;
@@ -183,7 +187,7 @@ class Block {
   void Read(size_t offset, void* to, size_t bytes) {
     CheckBounds("reads", offset, bytes);
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
-      Word& shadow = words_[word];
+      Word& shadow = WordAt(word);
       if (!shadow.written) Fault("reads what nobody wrote", word * kWordBytes);
       CheckLanded(shadow, word);
       CheckOrdered(shadow.write, "reads what another thread writes", word);
@@ -201,7 +205,7 @@ class Block {
   void Add(size_t offset, uint64_t value) {
     CheckBounds("adds to", offset, sizeof(value));
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + sizeof(value); ++word) {
-      Word& shadow = words_[word];
+      Word& shadow = WordAt(word);
       if (!shadow.written) Fault("adds to what nobody wrote", word * kWordBytes);
       CheckLanded(shadow, word);
       if (!shadow.write.adds) {
@@ -236,23 +240,26 @@ class Block {
   void WaitForCopies(int pending, const std::source_location& at) {
     if (IsLeftOut(at)) return;
     auto& groups = threads_[current_].groups;
-    for (; std::ssize(groups) > pending; groups.pop_front()) {
-      for (const PendingCopy& copy : groups.front()) Land(copy);
+    const auto end = groups.begin() + std::max<int64_t>(std::ssize(groups) - pending, 0);
+    for (auto group = groups.begin(); group != end; ++group) {
+      for (const PendingCopy& copy : *group) Land(copy);
     }
+    groups.erase(groups.begin(), end);
   }
 
   void InitPhases(size_t barrier, int arrivals) {
     constexpr size_t kBarrierBytes = 8;
     CheckBounds("has a barrier at", barrier, kBarrierBytes);
-    if (reads_.empty()) {
-      reads_.assign(words_.size() * warps_.size(), WarpReads{});
+    if (!has_phases_) {
+      has_phases_ = true;
+      reads_.resize(std::max(reads_.size(), words_.size() * warps_.size()));
       for (size_t i = 0; i < threads_.size(); ++i) {
         threads_[i].known.assign(threads_.size(), 0);
         threads_[i].known[i] = 1;
       }
     }
     for (size_t at = barrier; at < barrier + kBarrierBytes; at += kWordBytes) {
-      words_[at / kWordBytes].in_flight = kMany;  // Nobody has business there.
+      WordAt(at / kWordBytes).in_flight = kMany;  // Nobody has business there.
     }
     phases_[barrier] = {.arrivals = arrivals,
                         .awaited = arrivals,
@@ -328,11 +335,16 @@ class Block {
     }
     TakeForWriting(offset, bytes);
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
-      words_[word].in_flight = current_;
+      WordAt(word).in_flight = current_;
     }
     std::memset(shared_.data() + offset, 0xFF, bytes);
   }
 
+  Word& WordAt(size_t index) {
+    Word& word = words_[index];
+    if (word.block != block_) word = {.block = block_};
+    return word;
+  }
   Warp& WarpOf(int thread) { return warps_[thread / kWarpThreads]; }
   static int LaneOf(int thread) { return thread % kWarpThreads; }
 
@@ -439,9 +451,9 @@ class Block {
 
   // The running thread reads a word.
   void Note(size_t word) {
-    Touch* const touch = &words_[word].read;
+    Touch* const touch = &WordAt(word).read;
     const int warp = current_ / kWarpThreads;
-    if (!reads_.empty()) {
+    if (has_phases_) {
       WarpReads& reads = reads_[word * warps_.size() + warp];
       if (reads.block_epoch != epoch_ || reads.time != Time()) reads = {0, Time(), epoch_};
       reads.lanes |= 1u << LaneOf(current_);
@@ -459,6 +471,7 @@ class Block {
   void CheckReadsInPhases(size_t word, const char* what) {
     for (size_t warp = 0; warp < warps_.size(); ++warp) {
       const WarpReads& reads = reads_[word * warps_.size() + warp];
+      if (reads.block_epoch < epoch_) continue;
       for (int lane = 0; lane < kWarpThreads; ++lane) {
         if ((reads.lanes >> lane & 1u) == 0) continue;
         const int thread = static_cast<int>(warp) * kWarpThreads + lane;
@@ -471,8 +484,8 @@ class Block {
 
   // Whoever has read a word has done so before what the running thread does now.
   void CheckReads(size_t word, const char* what) {
-    if (reads_.empty()) {
-      CheckOrdered(words_[word].read, what, word);
+    if (!has_phases_) {
+      CheckOrdered(WordAt(word).read, what, word);
     } else {
       CheckReadsInPhases(word, what);
     }
@@ -480,7 +493,7 @@ class Block {
 
   void TakeForWriting(size_t offset, size_t bytes) {
     for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
-      Word& shadow = words_[word];
+      Word& shadow = WordAt(word);
       CheckLanded(shadow, word);
       CheckOrdered(shadow.write, "writes what another thread writes", word);
       CheckReads(word, "writes what another thread reads");
@@ -505,12 +518,13 @@ class Block {
     SetMemoryClosed(false);
     for (size_t word = copy.offset / kWordBytes; word * kWordBytes < copy.offset + copy.bytes;
          ++word) {
-      words_[word].in_flight = kNobody;
-      words_[word].write = {.thread = copy.thread,
-                            .warp = copy.thread / kWarpThreads,
-                            .block_epoch = epoch_,
-                            .warp_epoch = WarpOf(copy.thread).epoch,
-                            .time = copy.time};
+      Word& shadow = WordAt(word);
+      shadow.in_flight = kNobody;
+      shadow.write = {.thread = copy.thread,
+                      .warp = copy.thread / kWarpThreads,
+                      .block_epoch = epoch_,
+                      .warp_epoch = WarpOf(copy.thread).epoch,
+                      .time = copy.time};
     }
     if (copy.from == nullptr) {
       std::memset(shared_.data() + copy.offset, 0, copy.bytes);
@@ -529,9 +543,11 @@ class Block {
   std::vector<Warp> warps_;
   std::vector<std::byte>& shared_;
   std::vector<Word>& words_;
-  std::vector<WarpReads>& reads_;  // [word, warp]; empty where there are no phases
+  std::vector<WarpReads>& reads_;  // [word, warp]; unused where there are no phases
   std::map<size_t, Phases> phases_;
-  uint64_t epoch_ = 1;  // how often all threads have met
+  uint64_t& epoch_;       // one more each time that all threads have met
+  const uint64_t block_;  // The epoch that it began in.
+  bool has_phases_ = false;
   int current_ = 0;
   bool faulted_ = false;
   std::set<std::pair<const char*, unsigned>> sites_;
