@@ -12,9 +12,18 @@ namespace {
 // A sub-tile of V, of any type.
 alignas(64) constexpr float kZeros[kKvSubTileTokens * kMaxAttentionHeadDim] = {};
 
-// kMaxRows rows share what is read of K and V; kSums sums fit the registers.
-template <typename Tile, DType kDType, int kMaxRows, int kSums>
+// Each number of rows is code of its own. With sanitizers that takes minutes to compile: they see
+// fewer, of which the last is summed in two halves.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kMostRows = 7;
+#else
+constexpr int kMostRows = kMaxAttentionTaskRows;
+#endif
+
+// kRowsThatPay rows share what is read of K and V; kSums sums fit the registers.
+template <typename Tile, DType kDType, int kRowsThatPay, int kSums>
 struct Attention {
+  static constexpr int kMaxRows = kRowsThatPay < kMostRows ? kRowsThatPay : kMostRows;
   using Key = Tile::Key;
   using Value = Tile::Value;
   using Element = std::conditional_t<kDType == DType::kF32, float, uint16_t>;  // of queries

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "runtime/base/random.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
+#include "tests/support/sample_only.h"
 
 namespace tandem {
 
@@ -38,6 +40,11 @@ inline std::vector<std::byte> AnyNumbers(DType dtype, int64_t count, Random* ran
 }
 
 inline constexpr int64_t kFusedRows[] = {0, 1, 2, 3, 8, 13, 17, 31, 64, 131, 300};
+// For slow devices: of kernels for few rows, of those for many, and a part of a tile.
+inline constexpr int64_t kFewFusedRows[] = {0, 1, 3, 13, 70};
+
+using RowCounts = std::span<const int64_t>;
+inline constexpr RowCounts kAnyFusedRows = kSampleOnly ? RowCounts(kFewFusedRows) : kFusedRows;
 
 // Layers of every kind of weights in any size, and of 8 bits with outliers if `outliers` says so.
 inline std::vector<LinearSpec> FusedSpecs(bool outliers, Random* random) {
@@ -70,14 +77,15 @@ inline std::string DescribeFused(const LinearSpec& spec, int64_t rows) {
 }
 
 // LinearArgs::adds_to_output is a layer and Add behind it.
-inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, Random* random) {
+inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, Random* random,
+                                            RowCounts num_rows = kAnyFusedRows) {
   for (const LinearSpec& spec : FusedSpecs(outliers, random)) {
     const auto weights =
         AnyNumbers(spec.compute_dtype, spec.in_features * spec.out_features, random);
     Layer layer;
     ASSERT_NO_FATAL_FAILURE(
         MakeLayer(device, spec, {{weights.data(), spec.out_features, spec.compute_dtype}}, &layer));
-    for (const int64_t rows : kFusedRows) {
+    for (const int64_t rows : num_rows) {
       const auto input = AnyNumbers(spec.compute_dtype, rows * spec.in_features, random);
       const auto bias = AnyFloats(spec.out_features, random);
       const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;
@@ -102,7 +110,8 @@ inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, R
 
 // LinearSpec::activation is a layer of f32 and Activate behind it.
 inline void ExpectActivatedOutputsAreThoseOfActivate(TestDevice& device, bool outliers,
-                                                     Random* random) {
+                                                     Random* random,
+                                                     RowCounts num_rows = kAnyFusedRows) {
   for (LinearSpec spec : FusedSpecs(outliers, random)) {
     LinearSpec activated = spec;
     activated.gated = random->Chance(0.7);
@@ -124,7 +133,7 @@ inline void ExpectActivatedOutputsAreThoseOfActivate(TestDevice& device, bool ou
     ASSERT_NO_FATAL_FAILURE(MakeLayer(device, spec, parts, &layer));
     ASSERT_NO_FATAL_FAILURE(MakeLayer(device, activated, parts, &fused));
     const int64_t columns = activated.columns();
-    for (const int64_t rows : kFusedRows) {
+    for (const int64_t rows : num_rows) {
       const auto input = AnyNumbers(dtype, rows * spec.in_features, random);
       const auto bias = AnyFloats(spec.out_features, random);
       const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;

@@ -375,8 +375,8 @@ TEST(CpuLinearTest, AGatedLayerIsPackedUnderAnotherName) {
 TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
   const auto reference = MakeDevice("reference");
   Random random(7);
-  ExpectAddedOutputsAreThoseOfAdd(*reference, /*outliers=*/true, &random);
-  ExpectActivatedOutputsAreThoseOfActivate(*reference, /*outliers=*/true, &random);
+  ExpectAddedOutputsAreThoseOfAdd(*reference, /*outliers=*/true, &random, kFewFusedRows);
+  ExpectActivatedOutputsAreThoseOfActivate(*reference, /*outliers=*/true, &random, kFewFusedRows);
 }
 
 #if defined(__x86_64__)

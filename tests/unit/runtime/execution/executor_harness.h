@@ -19,15 +19,9 @@
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/model.h"
 #include "tests/support/model_format.h"
+#include "tests/support/sample_only.h"
 
 namespace tandem {
-
-// Sanitized builds are many times slower and look for other mistakes: they run a sample.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSampleOnly = true;
-#else
-inline constexpr bool kSampleOnly = false;
-#endif
 
 struct TestSequence {
   std::vector<int32_t> tokens;  // Prompt, then what was generated.
