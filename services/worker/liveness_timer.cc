@@ -35,8 +35,8 @@ bool LivenessTimer::HasToldOfDrain() {
 void LivenessTimer::Run() {
   pthread_setname_np(pthread_self(), "liveness");
   const SteadyClock clock;
-  int64_t beat_us = clock.NowUs();
-  int64_t renew_us = beat_us;
+  int64_t renew_us = clock.NowUs();
+  int64_t beat_us = renew_us + times_.heartbeat_us;
   while (true) {
     const bool asked = [this] {
       MutexLock lock(&mu_);
