@@ -361,9 +361,7 @@ TEST(WorkerServicesTest, ADecodeWorkerThatHalfClosesWithoutReadingGivesItsBlocks
 INSTANTIATE_TEST_SUITE_P(Transports, WorkerTest, testing::Values("ucx", "grpc"));
 
 TEST(WorkerServicesTest, StepThatHangsSilencesNoHeartbeatAndIsNotReady) {
-  TestWorkerOptions options;
-  options.liveness_scale = 0.2;  // Stalled after 0.4 s.
-  auto worker = StartWorker("hybrid", options);
+  auto worker = StartWorker("hybrid", {});
   EXPECT_EQ(HealthOf(worker->address, ""), "SERVING");
   Router router(*worker);
   Watcher watch(*worker);
