@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 
@@ -140,19 +141,22 @@ def test_serve_ends_while_its_workers_start(cache, tmp_path):
     assert not any("SIGKILL" in how or "signal 9" in how for how in ended.values()), ended
 
 
-def pools():
-    """The folders of workers in shared memory."""
-    return set(pathlib.Path("/dev/shm").glob("tandem.*"))
+def pools(pid):
+    """The folders in shared memory that a process has mapped something of."""
+    maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
+    return {pathlib.Path(found) for found in re.findall(r"/dev/shm/tandem\.\w+", maps)}
 
 
 def test_serve_leaves_no_pool_of_a_worker_that_had_no_time_to_remove_it(cache, tmp_path):
-    before = pools()
     server = Server(tmp_path, DEMO_MODEL, "--hybrid=2", "--kv-memory=64MiB", f"--cache-dir={cache}")
+    made = {}
     with open(server.log_path, "wb") as log:
         process = subprocess.Popen(server.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len(pools() - before) == 2, WAIT_S, "both workers have a folder")
         for name in ("hybrid-0", "hybrid-1"):
+            wait_until(lambda name=name: server.pid(name) and pools(server.pid(name)), WAIT_S, "the worker has a folder")
+            made[name] = pools(server.pid(name))
+        for name in made:
             os.kill(server.pid(name), signal.SIGSTOP)  # Serve has to kill them in the end.
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
@@ -160,7 +164,7 @@ def test_serve_leaves_no_pool_of_a_worker_that_had_no_time_to_remove_it(cache, t
     finally:
         process.kill()
         process.wait()
-    assert not pools() - before
+    assert not [folder for folders in made.values() for folder in folders if folder.exists()]
 
 
 def fill(pipe):
