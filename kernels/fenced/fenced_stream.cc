@@ -58,16 +58,16 @@ void FencedStream::Run() {
   ::pthread_setname_np(::pthread_self(), "fenced-stream");
   while (true) {
     Work work;
-    bool fails;
+    bool has_failed;
     {
       MutexLock lock(&mu_);
       while (num_done_ == num_released_ && !stop_) changed_.Wait(&mu_);
       if (num_done_ == num_released_) return;
       work = std::move(work_.front());
       work_.pop_front();
-      fails = !status_.ok();
+      has_failed = !status_.ok();
     }
-    const absl::Status status = fails ? absl::OkStatus() : work();
+    const absl::Status status = has_failed ? absl::OkStatus() : work();
     MutexLock lock(&mu_);
     status_.Update(status);
     ++num_done_;

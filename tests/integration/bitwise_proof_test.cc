@@ -52,9 +52,10 @@ class BitwiseProofTest : public testing::TestWithParam<std::string> {
     return Random(seed);
   }
 
+  static bool Quantizes() { return GetParam().find('_') != std::string::npos; }
+
   // The product, its variants on paths drawn from the seed, half of them with steps that overlap.
   // What a format does not change is proven with the others, so those that quantise have a sample.
-  static bool Quantizes() { return GetParam().find('_') != std::string::npos; }
   static std::vector<ProofVariant> All() {
     if (Quantizes() && !Full()) return Sample();
     Random random = NewRandom();
