@@ -126,8 +126,9 @@ KernelTable MakeAvx512Bf16Table(Bf16Method bf16, Int8Method int8) {
   KernelTable table{
       .isa = "avx512bf16",
       .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
-               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
+      .gemm = {kAvx512GemmF32, bf16 == Bf16Method::kDot ? kAvx512Bf16GemmDot : kAvx512GemmBf16,
+               kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16, kAvx512VnniGemmInt4F32,
+               kAvx512VnniGemmInt4Bf16},
       .f32_attention = kAvx512AttentionF32,
       .bf16_attention =
           bf16 == Bf16Method::kDot ? kAvx512Bf16AttentionDot : kAvx512Bf16AttentionFma};

@@ -380,10 +380,15 @@ TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
 }
 
 #if defined(__x86_64__)
+GemmKernels Bf16Gemm(Bf16Method method) {
+  return Avx512Bf16Kernels(method, Int8Method::kDot)->gemm[static_cast<int>(DType::kBF16)];
+}
+
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");
   const auto fma = MakeDevice("cpu-avx512bf16-fma");
   if (dot == nullptr) GTEST_SKIP() << "avx512bf16 is not on this machine";
+  ASSERT_NE(Bf16Gemm(Bf16Method::kDot).run, Bf16Gemm(Bf16Method::kFma).run);
   Random random(5);
   const LinearSpec spec{.in_features = 301,
                         .out_features = 77,
@@ -423,10 +428,6 @@ TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
     ASSERT_EQ(std::bit_cast<uint32_t>(outputs[0][i]), std::bit_cast<uint32_t>(outputs[1][i])) << i;
   }
   EXPECT_GT(numbers, 100);
-}
-
-GemmKernels Bf16Gemm(Bf16Method method) {
-  return Avx512Bf16Kernels(method, Int8Method::kDot)->gemm[static_cast<int>(DType::kBF16)];
 }
 
 TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
