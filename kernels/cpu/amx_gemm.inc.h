@@ -234,29 +234,24 @@ struct TileGemm {
   }
 
   template <typename Element>
-  static void PackRows(const void* input, int64_t in_features, [[maybe_unused]] bool segmented,
-                       int64_t /*group*/, int rows, std::byte* packed,
-                       const OutlierLists& /*none*/) {
-    auto* const runs = reinterpret_cast<RowRun*>(packed);
-    const int64_t block_bytes = rows * kAmxTileRowBytes;
-    for (int r = 0; r < rows; ++r) {
-      const Element* const row = static_cast<const Element*>(input) + r * in_features;
-      std::byte* const to = packed + rows * kRowRunBytes + r * kAmxTileRowBytes;
+  static void PackRows(const PackTask& task) {
+    auto* const runs = reinterpret_cast<RowRun*>(task.packed);
+    const int64_t count = task.end() - task.begin();
+    const int64_t block_bytes = task.rows * kAmxTileRowBytes;
+    for (int r = 0; r < task.rows; ++r) {
+      const Element* const from =
+          static_cast<const Element*>(task.input) + r * task.in_features + task.begin();
+      std::byte* const to = task.packed + task.rows * kRowRunBytes +
+                            task.begin() / kBlockInputs * block_bytes + r * kAmxTileRowBytes;
       if constexpr (kIsInt8) {
-        const auto pack_run = [&](int segment, int64_t begin, int64_t end)
-            __attribute__((always_inline)) {
-          RowRun& run = runs[r * kNumLinearSegments + segment];
-          run.scale = Int8Scale(LargestOfRun(row + begin, end - begin, kNoOutliers));
-          run.first_sum =
-              -kWeightExcess * PackNumbers(row + begin, end - begin, run.scale,
-                                           to + begin / kBlockInputs * block_bytes, block_bytes);
-        };
-        ForInt8Runs(in_features, segmented, pack_run);
+        RowRun& run = runs[r * kNumLinearSegments + task.segment];
+        run.scale = Int8Scale(LargestOfRun(from, count, kNoOutliers));
+        run.first_sum = -kWeightExcess * PackNumbers(from, count, run.scale, to, block_bytes);
       } else {
-        for (int64_t block = 0; block < Blocks(in_features); ++block) {
-          const int64_t left = in_features - block * kBlockInputs;
+        for (int64_t block = 0; block < Blocks(count); ++block) {
+          const int64_t left = count - block * kBlockInputs;
           const int64_t bytes = (left < kBlockInputs ? left : kBlockInputs) * 2;
-          std::memcpy(to + block * block_bytes, row + block * kBlockInputs, bytes);
+          std::memcpy(to + block * block_bytes, from + block * kBlockInputs, bytes);
           std::memset(to + block * block_bytes + bytes, 0, kAmxTileRowBytes - bytes);
         }
       }

@@ -216,20 +216,25 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
   }
 }
 
-void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void* input,
-                     const RowTiles& tiles, int64_t tile, std::byte* packed,
+void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const std::byte* input,
+                     const RowTiles& tiles, int64_t tile, int segment, std::byte* packed,
                      const OutlierLists& outliers) {
   const int64_t row = tiles.begin(tile);
-  const auto* from = static_cast<const std::byte*>(input) +
-                     static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype);
-  gemm.pack_rows(from, spec.in_features, spec.segmented, spec.group, tiles.rows(tile),
-                 packed + row * RowBytes(gemm, spec), outliers.From(row, spec.in_features));
+  gemm.pack_rows(
+      {.input = input + static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype),
+       .in_features = spec.in_features,
+       .segmented = spec.segmented,
+       .segment = segment,
+       .group = spec.group,
+       .rows = tiles.rows(tile),
+       .packed = packed + row * RowBytes(gemm, spec),
+       .outliers = outliers.From(row, spec.in_features)});
 }
 
 // Whether one of `rows` rows has outliers.
 bool HasAny(const OutlierLists& outliers, int64_t rows, bool segmented) {
   for (int64_t r = 0; r < rows; ++r) {
-    for (int segment = 0; segment < (segmented ? kNumLinearSegments : 1); ++segment) {
+    for (int segment = 0; segment < PackTask::NumSegments(segmented); ++segment) {
       if (outliers.counts[r * kNumLinearSegments + segment] != 0) return true;
     }
   }
@@ -304,13 +309,17 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
     auto* output = static_cast<std::byte*>(args.output) +
                    static_cast<size_t>(first_row * spec.columns()) * SizeOf(spec.output_dtype);
     const bool shared = rows * spec.in_features * spec.out_features >= kMinSharedWork;
-    const auto pack = [&](int64_t tile, int) {
-      PackActivations(gemm, spec, input, tiles, tile, activations, outliers);
+    // Segment by segment: the layer before has written columns side by side by one thread, which is
+    // likely to pack them, too.
+    const auto pack = [&](int64_t item, int) {
+      PackActivations(gemm, spec, input, tiles, item % tiles.count,
+                      static_cast<int>(item / tiles.count), activations, outliers);
     };
+    const int64_t pack_items = tiles.count * PackTask::NumSegments(spec.segmented);
     if (shared && rows * spec.in_features >= kMinSharedPacking) {
-      pool->ParallelFor(tiles.count, pack);
+      pool->ParallelFor(pack_items, pack);
     } else {
-      for (int64_t tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
+      for (int64_t item = 0; item < pack_items; ++item) pack(item, 0);
     }
     const bool has_outliers = looks_for_outliers && HasAny(outliers, rows, spec.segmented);
     const int64_t fair = num_panels / (kItemsPerThread * pool->num_threads());

@@ -424,15 +424,14 @@ struct Gemm {
   }
 
   template <typename Element>
-  static void PackRows(const void* input, int64_t in_features, [[maybe_unused]] bool segmented,
-                       [[maybe_unused]] int64_t group, int rows, std::byte* packed,
-                       [[maybe_unused]] const OutlierLists& outliers) {
-    const Element* from = static_cast<const Element*>(input);
+  static void PackRows(const PackTask& task) {
     if constexpr (Policy::kIsInteger) {
-      PackInt8Tile<Policy>(from, in_features, segmented, group, rows, packed, outliers);
+      PackInt8Rows<Policy, Element>(task);
     } else {
+      const Element* const from = static_cast<const Element*>(task.input) + task.begin();
       PackUnits<Policy, Element>(
-          rows, in_features, [&](int r) { return from + r * in_features; }, packed);
+          task.rows, task.end() - task.begin(), [&](int r) { return from + r * task.in_features; },
+          task.packed + task.begin() / Policy::kPerUnit * task.rows * Policy::kRowUnitBytes);
     }
   }
 

@@ -126,57 +126,43 @@ TANDEM_LANES int32_t PackInt8Numbers(const Element* from, int64_t count, float l
   return SumOfLanes(sums);
 }
 
-// Calls pack(segment, begin, end) for the runs of a row: one a segment where there are segments.
-template <typename Pack>
-TANDEM_LANES void ForInt8Runs(int64_t in_features, bool segmented, Pack pack) {
-  if (!segmented) return pack(0, 0, in_features);
-  for (int segment = 0; segment < kNumLinearSegments; ++segment) {
-    pack(segment, LinearSegmentBegin(in_features, segment),
-         LinearSegmentBegin(in_features, segment + 1));
-  }
-}
-
-// `rows` rows of `in_features` inputs, one after the other; `group`: inputs of a group, 0 without.
 template <typename Policy, typename Element>
-TANDEM_LANES void PackInt8Tile(const Element* input, int64_t in_features, bool segmented,
-                               int64_t group, int rows, std::byte* packed,
-                               const OutlierLists& outliers) {
-  auto* const runs = reinterpret_cast<RowRun*>(packed);
+TANDEM_LANES void PackInt8Rows(const PackTask& task) {
+  const int64_t begin = task.begin();
+  const int64_t end = task.end();
+  const int64_t group = task.group;
+  const int rows = task.rows;
+  const OutlierLists& outliers = task.outliers;
+  auto* const runs = reinterpret_cast<RowRun*>(task.packed);
   auto* const group_sums = reinterpret_cast<int32_t*>(runs + rows * kNumLinearSegments);
-  const int64_t groups = group == 0 ? 0 : (in_features + group - 1) / group;
+  const int64_t groups = group == 0 ? 0 : (task.in_features + group - 1) / group;
   auto* const units = reinterpret_cast<std::byte*>(group_sums + groups * rows);
   const int64_t stride = int64_t{rows} * Policy::kRowUnitBytes;
   for (int r = 0; r < rows; ++r) {
-    const Element* const row = input + r * in_features;
+    const Element* const row = static_cast<const Element*>(task.input) + r * task.in_features;
+    float largest = LargestOfRun(row + begin, end - begin, kNoOutliers);
     float limit = kNoOutliers;
-    const auto pack = [&](int64_t first, int64_t count, float scale)
-        __attribute__((always_inline)) {
+    if (outliers.threshold != 0) {
+      int32_t& count = outliers.counts[r * kNumLinearSegments + task.segment];
+      count = 0;
+      if (largest >= outliers.threshold) {  // With a NaN all products are none in any case.
+        limit = JustBelow(outliers.threshold);
+        count = ListOutliers(row + begin, end - begin, limit, begin,
+                             outliers.inputs + r * task.in_features + begin);
+        largest = LargestOfRun(row + begin, end - begin, limit);
+      }
+    }
+    RowRun& run = runs[r * kNumLinearSegments + task.segment];
+    run = {.scale = Int8Scale(largest), .first_sum = 0};
+    const auto pack = [&](int64_t first, int64_t count) __attribute__((always_inline)) {
       std::byte* const to = units + first / Policy::kPerUnit * stride + r * Policy::kRowUnitBytes;
-      return PackInt8Numbers<Policy>(row + first, count, limit, scale, to, stride);
+      return PackInt8Numbers<Policy>(row + first, count, limit, run.scale, to, stride);
     };
-    const auto pack_run = [&](int segment, int64_t begin, int64_t end)
-        __attribute__((always_inline)) {
-      float largest = LargestOfRun(row + begin, end - begin, kNoOutliers);
-      limit = kNoOutliers;
-      if (outliers.threshold != 0) {
-        int32_t& count = outliers.counts[r * kNumLinearSegments + segment];
-        count = 0;
-        if (largest >= outliers.threshold) {  // With a NaN all products are none in any case.
-          limit = JustBelow(outliers.threshold);
-          count = ListOutliers(row + begin, end - begin, limit, begin,
-                               outliers.inputs + r * in_features + begin);
-          largest = LargestOfRun(row + begin, end - begin, limit);
-        }
-      }
-      RowRun& run = runs[r * kNumLinearSegments + segment];
-      run = {.scale = Int8Scale(largest), .first_sum = 0};
-      if (group == 0) run.first_sum = -Policy::kWeightExcess * pack(begin, end - begin, run.scale);
-      for (int64_t first = begin; group != 0 && first < end; first += group) {
-        const int64_t count = end - first < group ? end - first : group;
-        group_sums[first / group * rows + r] = -pack(first, count, run.scale);
-      }
-    };
-    ForInt8Runs(in_features, segmented, pack_run);
+    if (group == 0) run.first_sum = -Policy::kWeightExcess * pack(begin, end - begin);
+    for (int64_t first = begin; group != 0 && first < end; first += group) {
+      const int64_t count = end - first < group ? end - first : group;
+      group_sums[first / group * rows + r] = -pack(first, count);
+    }
   }
 }
 

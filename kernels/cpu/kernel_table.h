@@ -41,6 +41,25 @@ struct OutlierLists {
   }
 };
 
+// What one tile of activations has of a segment, or all of it where there are no segments, to be
+// packed. Rows that have scales have one for it.
+struct PackTask {
+  const void* input;    // [rows, in_features], compute_dtype
+  int64_t in_features;  // K
+  bool segmented;
+  int segment;    // below NumSegments()
+  int64_t group;  // as in GemmTask
+  int rows;
+  std::byte* packed;      // the tile
+  OutlierLists outliers;  // its lists: the segment's part is filled
+
+  static constexpr int NumSegments(bool segmented) { return segmented ? kNumLinearSegments : 1; }
+  int64_t begin() const { return segmented ? LinearSegmentBegin(in_features, segment) : 0; }
+  int64_t end() const {
+    return segmented ? LinearSegmentBegin(in_features, segment + 1) : in_features;
+  }
+};
+
 // Some rows times some panels of packed weights. A panel holds panel_outputs outputs for all k:
 // [unit][output] in units of k_per_unit inputs, and behind them scales of the outputs, if weights
 // have them; where groups of inputs have their own, each group's before its units. Activations are
@@ -83,10 +102,7 @@ struct GemmKernels {
   size_t row_group_bytes;        // what one row has for each group
   int max_tile_rows;
   int panel_step;  // few rows take so many panels at once: tasks are best multiples of it
-  // Packs one tile of `rows` rows. Rows that have scales have one a segment, where there are
-  // segments. Fills the tile's part of `outliers`.
-  void (*pack_rows)(const void* input, int64_t in_features, bool segmented, int64_t group, int rows,
-                    std::byte* packed, const OutlierLists& outliers);
+  void (*pack_rows)(const PackTask& task);
   void (*run)(const GemmTask& task);
   // What so many rows and more are multiplied by, where none has outliers: the same weights and
   // bits in less time. Null: this, too.

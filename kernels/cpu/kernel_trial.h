@@ -43,9 +43,17 @@ class KernelTrial {
     const RowTiles tiles = MakeRowTiles(trial.rows, gemm.max_tile_rows);
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t row = tiles.begin(tile);
-      gemm.pack_rows(static_cast<const std::byte*>(trial.input) + row * trial.input_row_bytes,
-                     trial.inputs, trial.segmented, /*group=*/0, tiles.rows(tile),
-                     packed_rows_.data() + row * row_bytes, /*outliers=*/{});
+      for (int segment = 0; segment < PackTask::NumSegments(trial.segmented); ++segment) {
+        gemm.pack_rows(
+            {.input = static_cast<const std::byte*>(trial.input) + row * trial.input_row_bytes,
+             .in_features = trial.inputs,
+             .segmented = trial.segmented,
+             .segment = segment,
+             .group = 0,
+             .rows = tiles.rows(tile),
+             .packed = packed_rows_.data() + row * row_bytes,
+             .outliers = {}});
+      }
     }
     task_ = {.activations = packed_rows_.data(),
              .num_rows = trial.rows,

@@ -255,8 +255,14 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
   for (int r = 0; r < num_rows * kInputs; ++r) add(40 + 20 * (r / kInputs), &rows);
   for (int k = 0; k < kInputs * kOutputs; ++k) add(127 - 4 * (k / 2 % kOutputs), &panel);
   std::vector<std::byte> packed(num_rows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes);
-  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, /*group=*/0, num_rows, packed.data(),
-                 /*outliers=*/{});
+  gemm.pack_rows({.input = rows.data(),
+                  .in_features = kInputs,
+                  .segmented = false,
+                  .segment = 0,
+                  .group = 0,
+                  .rows = num_rows,
+                  .packed = packed.data(),
+                  .outliers = {}});
   std::vector<float> output(num_rows * kOutputs);
   const uint32_t saved = FloatEnvironment();
   if (flush) SetKernelFloatEnvironment();
