@@ -45,7 +45,7 @@ struct Attention {
                                     : SumsFit(kSums, kRowsAtOnce<kRows>, 2)       ? 2
                                                                                   : 1;
   // The second-level cache: on Zen 4 decode attention reads a quarter more by it than by the first
-  // (kernels/README.md).
+  // (kernels/measurements.md).
   static constexpr int kFetchedInto = 2;
   template <int kRows>
   static constexpr int kMostTaskRows = kMaxAttentionTaskRows - kMaxAttentionTaskRows % kRows;

@@ -44,8 +44,8 @@ struct Gemm {
     return 1;
   }
 
-  // How a pass of so many rows fetches weights, as measured with AVX-512 (kernels/README.md): into
-  // which cache, and how far ahead where it has them to itself, from memory.
+  // How a pass of so many rows fetches weights, as measured with AVX-512 (kernels/measurements.md):
+  // into which cache, and how far ahead where it has them to itself, from memory.
   static constexpr bool kHasManySums = kSums >= 24;
   static constexpr bool IsMiddling(int rows) { return rows >= 7 && rows < kMaxRows; }
   static constexpr int CacheOf(int rows) {
