@@ -12,7 +12,7 @@
 // inner loop of each backend that has it, and nothing between the checkpoint and there.
 //
 // One fp32 accumulator per output element, inputs ascending, whatever the number of rows
-// (docs/numerics.md, GEMM).
+// (docs/numerics.md, "Matrix products").
 
 #ifndef TANDEM_KERNELS_API_LINEAR_H_
 #define TANDEM_KERNELS_API_LINEAR_H_
@@ -43,7 +43,7 @@ struct LinearSpec {
   DType compute_dtype;     // of inputs
   DType output_dtype;      // kF32, or compute_dtype (rounded once, after the bias)
   WeightLayout layout = WeightLayout::kOutIn;
-  // Output and down projections: the sum over K is cut at the borders of LinearSegments, each
+  // Output and down projections: the sum over K is cut where LinearSegmentBegin says, each
   // piece has its own accumulator, and the pieces are added in a fixed pairwise tree, so that a
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;

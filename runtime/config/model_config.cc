@@ -68,8 +68,8 @@ absl::Status RefuseIfTrue(const JsonFields& fields, std::string_view name) {
   return Unsupported(fields, name, "is true, which is not supported");
 }
 
-absl::Status ReadGptq(const JsonFields& fields, Quantisation* quantisation) {
-  quantisation->method = Quantisation::Method::kGptq;
+absl::Status ReadGptq(const JsonFields& fields, Int4Format* int4_format) {
+  int4_format->method = Int4Format::Method::kGptq;
   TANDEM_RETURN_IF_ERROR(RefuseIfTrue(fields, "desc_act"));
   const char* const key = fields.Has("checkpoint_format") ? "checkpoint_format" : "format";
   TANDEM_ASSIGN_OR_RETURN(const std::string format, fields.StringOr(key, "gptq"));
@@ -78,7 +78,7 @@ absl::Status ReadGptq(const JsonFields& fields, Quantisation* quantisation) {
         fields, key,
         absl::StrFormat("is \"%s\"; supported are gptq and gptq_v2", format.substr(0, 60)));
   }
-  quantisation->zero_less = format == "gptq" ? 1 : 0;
+  int4_format->zero_less = format == "gptq" ? 1 : 0;
   if (const json::value* dynamic = fields.Find("dynamic");
       dynamic != nullptr && !(dynamic->is_object() && dynamic->get_object().empty())) {
     return Unsupported(fields, "dynamic", "is set; all matrices of layers have one format");
@@ -86,8 +86,8 @@ absl::Status ReadGptq(const JsonFields& fields, Quantisation* quantisation) {
   return absl::OkStatus();
 }
 
-absl::Status ReadAwq(const JsonFields& fields, Quantisation* quantisation) {
-  quantisation->method = Quantisation::Method::kAwq;
+absl::Status ReadAwq(const JsonFields& fields, Int4Format* int4_format) {
+  int4_format->method = Int4Format::Method::kAwq;
   TANDEM_ASSIGN_OR_RETURN(const std::string version, fields.StringOr("version", "gemm"));
   if (version != "gemm" && version != "GEMM") {
     return Unsupported(fields, "version",
@@ -235,14 +235,14 @@ absl::Status ReadQuantisation(const JsonFields& fields, ModelConfig* config) {
   }
   TANDEM_ASSIGN_OR_RETURN(const int64_t bits, quantised.Integer("bits", 1, 64));
   if (bits != 4) return Unsupported(quantised, "bits", absl::StrFormat("is %d; want 4", bits));
-  Quantisation& quantisation = config->quantisation;
-  TANDEM_ASSIGN_OR_RETURN(quantisation.group, quantised.Integer("group_size", -1, 1 << 20));
-  if (quantisation.group != 32 && quantisation.group != 64 && quantisation.group != 128) {
+  Int4Format& int4_format = config->int4_format;
+  TANDEM_ASSIGN_OR_RETURN(int4_format.group, quantised.Integer("group_size", -1, 1 << 20));
+  if (int4_format.group != 32 && int4_format.group != 64 && int4_format.group != 128) {
     return Unsupported(quantised, "group_size",
-                       absl::StrFormat("is %d; want 32, 64 or 128", quantisation.group));
+                       absl::StrFormat("is %d; want 32, 64 or 128", int4_format.group));
   }
   TANDEM_RETURN_IF_ERROR(RefuseIfTrue(quantised, "lm_head"));
-  return method == "gptq" ? ReadGptq(quantised, &quantisation) : ReadAwq(quantised, &quantisation);
+  return method == "gptq" ? ReadGptq(quantised, &int4_format) : ReadAwq(quantised, &int4_format);
 }
 
 // Rope scaling as `rope_scaling` (type under "type" or "rope_type") or `rope_parameters`.

@@ -47,7 +47,7 @@ struct RopeConfig {
 
 // How a checkpoint keeps the matrices of its layers in 4 bits: GPTQ's or AWQ's tensors, each with
 // its order of eight numbers in an I32.
-struct Quantisation {
+struct Int4Format {
   enum class Method : uint8_t { kNone, kGptq, kAwq };
   Method method = Method::kNone;
   int64_t group = 0;  // Inputs that share a scale and a zero: 32, 64 or 128.
@@ -88,9 +88,9 @@ struct ModelConfig {
   float score_cap = 0;     // Soft cap of attention's scores; 0: none.
   float logit_cap = 0;     // Soft cap of logits; 0: none.
   bool tied_embeddings = false;
-  RopeConfig rope;            // Llama only.
-  Quantisation quantisation;  // Llama only. Tables and the output projection have none.
-  Float8Blocks float8;        // Llama only.
+  RopeConfig rope;         // Llama only.
+  Int4Format int4_format;  // Llama only. Tables and the output projection have none.
+  Float8Blocks float8;     // Llama only.
   // As the file names it; what the tensors are, only they say.
   TensorType checkpoint_type = TensorType::kF32;
 

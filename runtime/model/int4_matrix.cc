@@ -65,7 +65,7 @@ absl::Status CheckGroups(const std::string& name, const TensorView& group_index,
 
 }  // namespace
 
-absl::StatusOr<Int4Matrix> UnpackInt4(const Quantisation& quantisation, const std::string& name,
+absl::StatusOr<Int4Matrix> UnpackInt4(const Int4Format& int4_format, const std::string& name,
                                       int64_t in_features, int64_t out_features,
                                       const Int4Tensors& tensors) {
   if (in_features % kInt4PerWord != 0 || out_features % kInt4PerWord != 0) {
@@ -75,13 +75,13 @@ absl::StatusOr<Int4Matrix> UnpackInt4(const Quantisation& quantisation, const st
   }
   TANDEM_RETURN_IF_ERROR(CheckTypes(name, tensors));
   if (tensors.group_index) {
-    TANDEM_RETURN_IF_ERROR(CheckGroups(name, *tensors.group_index, quantisation.group));
+    TANDEM_RETURN_IF_ERROR(CheckGroups(name, *tensors.group_index, int4_format.group));
   }
-  const bool gptq = quantisation.method == Quantisation::Method::kGptq;
+  const bool gptq = int4_format.method == Int4Format::Method::kGptq;
   const auto place = [gptq](int64_t n) -> int64_t {
     return gptq ? n % kInt4PerWord : kAwqPlaces[n % kInt4PerWord];
   };
-  const int64_t groups = CeilDiv(in_features, quantisation.group);
+  const int64_t groups = CeilDiv(in_features, int4_format.group);
   const Words numbers(tensors.numbers), zeros(tensors.zeros);
   Int4Matrix matrix{.numbers = std::vector<uint8_t>(in_features * out_features),
                     .scales = std::vector<float>(groups * out_features),
@@ -102,8 +102,8 @@ absl::StatusOr<Int4Matrix> UnpackInt4(const Quantisation& quantisation, const st
     for (int64_t n = 0; n < out_features; ++n) {
       const int64_t from = g * out_features + n, to = n * groups + g;
       matrix.scales[to] = scales[from];
-      matrix.zeros[to] = static_cast<uint8_t>(zeros.Nibble(from / kInt4PerWord, place(n)) +
-                                              quantisation.zero_less);
+      matrix.zeros[to] =
+          static_cast<uint8_t>(zeros.Nibble(from / kInt4PerWord, place(n)) + int4_format.zero_less);
       if (std::isfinite(scales[from]) && ToFloat(ToHalf(scales[from])) == scales[from]) continue;
       return absl::FailedPreconditionError(
           absl::StrFormat("%s.scales: that of output %d in group %d is %g, which half precision "

@@ -41,7 +41,7 @@ struct Int4Matrix {
 // `name` is the matrix's in messages. FailedPrecondition for tensors of other types, sizes that
 // eight does not divide, an input that is not in the group of its place, and a scale that is not
 // finite or that half precision does not have.
-absl::StatusOr<Int4Matrix> UnpackInt4(const Quantisation& quantisation, const std::string& name,
+absl::StatusOr<Int4Matrix> UnpackInt4(const Int4Format& int4_format, const std::string& name,
                                       int64_t in_features, int64_t out_features,
                                       const Int4Tensors& tensors);
 

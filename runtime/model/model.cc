@@ -90,7 +90,7 @@ absl::StatusOr<float> OutlierThreshold(const ModelOptions& options) {
       threshold, options.weights));
 }
 
-absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool is_quantised,
+absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool comes_in_int4,
                                    TensorType stored_type) {
   TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
   ModelTypes types = ModelTypes::Of(compute);
@@ -98,9 +98,9 @@ absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool is_quantise
   TANDEM_RETURN_IF_ERROR(CheckOutputWeights(options));
   types.output_is_plain = options.output_weights == "dtype";
   TANDEM_ASSIGN_OR_RETURN(types.int8_outliers, OutlierThreshold(options));
-  if (is_quantised) types.weights = WeightType::kInt4;
+  if (comes_in_int4) types.weights = WeightType::kInt4;
   if (options.weights == "auto") return types;
-  if (is_quantised) {
+  if (comes_in_int4) {
     return absl::InvalidArgumentError(
         absl::StrFormat("weights is \"%s\", but the checkpoint's are in 4 bits already "
                         "(quantization_config): want auto",
@@ -118,7 +118,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   OpenedModel opened;
   TANDEM_ASSIGN_OR_RETURN(opened.config, ModelConfig::Load(options.folder));
   if (options.load_format == LoadFormat::kDummy) {
-    if (opened.config.quantisation.present()) {
+    if (opened.config.int4_format.present()) {
       return absl::FailedPreconditionError(
           "config.json: quantization_config is set, and dummy weights are not in 4 bits");
     }
@@ -130,7 +130,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   TANDEM_RETURN_IF_ERROR(CheckTotal(opened.config, opened.spec));
   opened.stored_type = StoredType(opened.spec, *opened.source);
   TANDEM_ASSIGN_OR_RETURN(opened.types,
-                          TypesOf(options, opened.spec.is_quantised(), opened.stored_type));
+                          TypesOf(options, opened.spec.comes_in_int4(), opened.stored_type));
   return opened;
 }
 
@@ -204,10 +204,10 @@ std::string Model::Digest() const {
     digest.Update(
         absl::StrFormat("query scalar %a caps %a %a\n", c.query_scalar, c.score_cap, c.logit_cap));
   }
-  if (c.quantisation.present()) {
+  if (c.int4_format.present()) {
     digest.Update(absl::StrFormat("4 bits %d group %d zeros less %d\n",
-                                  static_cast<int>(c.quantisation.method), c.quantisation.group,
-                                  c.quantisation.zero_less));
+                                  static_cast<int>(c.int4_format.method), c.int4_format.group,
+                                  c.int4_format.zero_less));
   }
   if (c.float8.present) {
     digest.Update(

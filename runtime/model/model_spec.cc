@@ -25,13 +25,12 @@ LinearPart OutIn(const std::string& name, int64_t in_features, int64_t out_featu
 }
 
 // The same in 4 bits. Quantisers leave a bias of zeros where there is none.
-LinearPart QuantisedOutIn(const std::string& name, int64_t in_features, int64_t out_features,
-                          bool biased, const Quantisation& quantisation,
-                          const WeightSource& source) {
+LinearPart Int4OutIn(const std::string& name, int64_t in_features, int64_t out_features,
+                     bool biased, const Int4Format& int4_format, const WeightSource& source) {
   biased = biased || source.Contains(name + ".bias");
   LinearPart part = OutIn(name, in_features, out_features, biased);
-  const bool gptq = quantisation.method == Quantisation::Method::kGptq;
-  const int64_t groups = CeilDiv(in_features, quantisation.group);
+  const bool gptq = int4_format.method == Int4Format::Method::kGptq;
+  const int64_t groups = CeilDiv(in_features, int4_format.group);
   part.weight = {name + ".qweight", {in_features, out_features}};
   part.weight.shape[gptq ? 0 : 1] /= kInt4PerWord;
   part.scales = {name + ".scales", {groups, out_features}};
@@ -74,11 +73,11 @@ ModelSpec LlamaSpec(const ModelConfig& config, const WeightSource& source) {
   const auto output_norm = [&](const std::string& name) {
     return config.output_norms ? norm(name, hidden) : NormDecl{};
   };
-  const Quantisation& quantisation = config.quantisation;
+  const Int4Format& int4_format = config.int4_format;
   const auto matrix = [&](const std::string& name, int64_t in_features, int64_t out_features,
                           bool biased) {
-    if (quantisation.present()) {
-      return QuantisedOutIn(name, in_features, out_features, biased, quantisation, source);
+    if (int4_format.present()) {
+      return Int4OutIn(name, in_features, out_features, biased, int4_format, source);
     }
     LinearPart part = OutIn(name, in_features, out_features, biased);
     AddFloat8Scales(config.float8, name, in_features, source, &part);
@@ -100,25 +99,25 @@ ModelSpec LlamaSpec(const ModelConfig& config, const WeightSource& source) {
                 .parts = {matrix(name + "self_attn.q_proj", hidden, config.query_size(), qkv_bias),
                           matrix(name + "self_attn.k_proj", hidden, config.kv_size(), qkv_bias),
                           matrix(name + "self_attn.v_proj", hidden, config.kv_size(), qkv_bias)},
-                .quantisation = quantisation},
+                .int4_format = int4_format},
         .query_norm = head_norm(name + "self_attn.q_norm"),
         .key_norm = head_norm(name + "self_attn.k_norm"),
         .attention_output = {.in_features = config.query_size(),
                              .parts = {matrix(name + "self_attn.o_proj", config.query_size(),
                                               hidden, config.attention_output_bias)},
                              .segmented = true,
-                             .quantisation = quantisation},
+                             .int4_format = int4_format},
         .attention_output_norm = output_norm(name + "post_attention_layernorm"),
         .ffn_norm = norm(name + ffn_norm, hidden),
         .ffn_in = {.in_features = hidden,
                    .parts = {matrix(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
                              matrix(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)},
-                   .quantisation = quantisation,
+                   .int4_format = int4_format,
                    .gated = true},
         .ffn_out = {.in_features = config.ffn_size,
                     .parts = {matrix(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
                     .segmented = true,
-                    .quantisation = quantisation},
+                    .int4_format = int4_format},
         .ffn_output_norm = output_norm(name + "post_feedforward_layernorm"),
     });
   }
@@ -214,7 +213,7 @@ struct MatrixLister {
   }
   absl::Status operator()(const NormDecl&) const { return absl::OkStatus(); }
   absl::Status operator()(const LinearDecl& decl) const {
-    if (decl.quantisation.present()) return absl::OkStatus();
+    if (decl.int4_format.present()) return absl::OkStatus();
     for (const LinearPart& part : decl.parts) {
       if (!part.float8.present) matrices->push_back(part.weight);
     }
@@ -239,9 +238,9 @@ bool ModelSpec::has_head_norms() const {
                      [](const Layer& layer) { return layer.query_norm.present(); });
 }
 
-bool ModelSpec::is_quantised() const {
+bool ModelSpec::comes_in_int4() const {
   return std::any_of(layers.begin(), layers.end(),
-                     [](const Layer& layer) { return layer.qkv.quantisation.present(); });
+                     [](const Layer& layer) { return layer.qkv.int4_format.present(); });
 }
 
 std::vector<TensorDecl> ModelSpec::Tensors() const {

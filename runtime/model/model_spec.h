@@ -63,9 +63,9 @@ struct LinearDecl {
   int64_t in_features = 0;
   std::vector<LinearPart> parts;  // All with a bias, or none; all with scales, or none.
   WeightLayout layout = WeightLayout::kOutIn;
-  bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
-  Quantisation quantisation = {};  // How the checkpoint keeps it, if in 4 bits.
-  bool is_output = false;          // The output projection (ModelTypes::output_is_plain).
+  bool segmented = false;       // Its sum over the inputs is cut into segments (docs/numerics.md).
+  Int4Format int4_format = {};  // How the checkpoint keeps it, if in 4 bits.
+  bool is_output = false;       // The output projection (ModelTypes::output_is_plain).
   // LinearSpec has both: what comes out is f(in), or of two parts, gate and up, f(gate) · up.
   std::optional<ActivationFunction> activation = {};
   bool gated = false;
@@ -137,7 +137,7 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
 
   bool has_windows() const;     // In some layer.
   bool has_head_norms() const;  // In some layer.
-  bool is_quantised() const;    // The checkpoint has layers in 4 bits.
+  bool comes_in_int4() const;   // The checkpoint has layers in 4 bits.
 
   // Every tensor that is read; the embedding twice where it is the output projection, too.
   std::vector<TensorDecl> Tensors() const;

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
@@ -134,11 +135,12 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::OpenCached(
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
     const PackedImageOptions& options, int folder, const std::string& name, const Fill& fill) {
   const std::string temporary = name + kTemporarySuffix;
-  ::unlinkat(folder, temporary.c_str(), 0);
+  const auto remove = [&] { ::unlinkat(folder, temporary.c_str(), 0); };
+  remove();
+  absl::Cleanup remove_unless_renamed(remove);
   absl::StatusOr<FileDescriptor> made =
       OpenPrivate(folder, temporary, O_RDWR | O_CREAT | O_EXCL, 0600);
   if (!made.ok()) {  // Some file systems give what we make to another user.
-    ::unlinkat(folder, temporary.c_str(), 0);
     return absl::UnavailableError(made.status().message());
   }
   FileDescriptor file = *std::move(made);
@@ -147,42 +149,31 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
   if (const int failure = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
       failure != 0) {
     errno = failure;
-    absl::Status status = SystemError("take room for", temporary);
-    ::unlinkat(folder, temporary.c_str(), 0);
-    return status;
+    return SystemError("take room for", temporary);
   }
   void* const mapping = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  if (mapping == MAP_FAILED) {
-    absl::Status status = SystemError("map", temporary);
-    ::unlinkat(folder, temporary.c_str(), 0);
-    return status;
-  }
+  if (mapping == MAP_FAILED) return SystemError("map", temporary);
   std::unique_ptr<PackedImage> image(new PackedImage());
   image->mapping_ = static_cast<std::byte*>(mapping);
   image->mapping_bytes_ = bytes;
   const std::span<std::byte> payload(image->mapping_ + kPackedHeaderBytes, options.payload_bytes);
-  absl::StatusOr<Sha256Digest> digest = fill(payload);
-  if (!digest.ok()) {
-    ::unlinkat(folder, temporary.c_str(), 0);
-    return digest.status();
-  }
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest digest, fill(payload));
   image->payload_ = payload;
-  image->digest_ = *digest;
+  image->digest_ = digest;
   image->path_ = absl::StrCat(options.cache_dir, "/", name);
 
   std::memcpy(image->mapping_ + kPackedHeaderBytes + payload.size(), options.identity.data(),
               options.identity.size());
   const PackedHeader header =
-      PackedHeader::Make(options.key, *digest, payload.size(), options.identity.size(),
+      PackedHeader::Make(options.key, digest, payload.size(), options.identity.size(),
                          Crc32c(payload.data(), payload.size()));
   std::memcpy(image->mapping_, &header, sizeof(header));
   ::flock(file.get(), LOCK_SH | LOCK_NB);  // In use, for RemoveStaleImages.
   if (::fdatasync(file.get()) != 0 ||
       ::renameat(folder, temporary.c_str(), folder, name.c_str()) != 0) {
-    absl::Status status = SystemError("write", name);
-    ::unlinkat(folder, temporary.c_str(), 0);
-    return status;
+    return SystemError("write", name);
   }
+  std::move(remove_unless_renamed).Cancel();
   ::mprotect(image->mapping_, bytes, PROT_READ);
   image->file_ = std::move(file);
   return image;

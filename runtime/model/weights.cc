@@ -29,7 +29,7 @@ struct Section {
   float addend = 0;                 // plus this.
   // kLinear only.
   std::vector<LinearPart> parts;  // Their biases are a section of their own.
-  Quantisation quantisation;      // How the parts are kept, if in 4 bits.
+  Int4Format int4_format;         // How the parts are kept, if in 4 bits.
   LinearSpec linear{};
   std::string pack_format;
 
@@ -52,7 +52,7 @@ class Planner {
     Plan plan;
     ModelTypes types_here = types;
     // What a quantised checkpoint has not in 4 bits stays as it is.
-    if (spec.is_quantised()) types_here.weights = WeightTypeOf(types.compute);
+    if (spec.comes_in_int4()) types_here.weights = WeightTypeOf(types.compute);
     TANDEM_RETURN_IF_ERROR(VisitParts(Planner(backend, types_here, &plan), spec));
     return plan;
   }
@@ -74,15 +74,15 @@ class Planner {
   }
 
   absl::Status operator()(const LinearDecl& decl) const {
-    const bool comes_in_int4 = decl.quantisation.present();
+    const bool comes_in_int4 = decl.int4_format.present();
     const bool is_plain = decl.is_output && types_.output_is_plain;
     const WeightType kept = is_plain ? WeightTypeOf(types_.compute) : types_.weights;
     const WeightType weight_type = comes_in_int4 ? WeightType::kInt4 : kept;
-    const int64_t int4_group = comes_in_int4 ? decl.quantisation.group : kQuantisedGroup;
+    const int64_t int4_group = comes_in_int4 ? decl.int4_format.group : kQuantisedGroup;
     Section section{
         .kind = Section::Kind::kLinear,
         .parts = decl.parts,
-        .quantisation = decl.quantisation,
+        .int4_format = decl.int4_format,
         .linear = {.in_features = decl.in_features,
                    .out_features = decl.out_features(),
                    .weight_type = weight_type,
@@ -159,8 +159,8 @@ Sha256Digest KeyOf(const Plan& plan, DType compute_dtype, const std::string& ide
         key.Update(absl::StrFormat("each %d by %d\n", part.float8.outputs, part.float8.inputs));
       }
     }
-    if (section.quantisation.present()) {
-      key.Update(absl::StrFormat("zeros less %d\n", section.quantisation.zero_less));
+    if (section.int4_format.present()) {
+      key.Update(absl::StrFormat("zeros less %d\n", section.int4_format.zero_less));
     }
     if (section.scale != 1 || section.addend != 0) {
       key.Update(absl::StrFormat("times %a plus %a\n", section.scale, section.addend));
@@ -253,7 +253,7 @@ class Packer {
       }
       const std::string name = decl.weight.name.substr(0, decl.weight.name.rfind('.'));
       TANDEM_ASSIGN_OR_RETURN(Int4Matrix unpacked,
-                              UnpackInt4(section.quantisation, name, section.linear.in_features,
+                              UnpackInt4(section.int4_format, name, section.linear.in_features,
                                          decl.out_features, tensors));
       const Int4Matrix& matrix = matrices.emplace_back(std::move(unpacked));
       parts.push_back({.data = matrix.numbers.data(),
@@ -272,7 +272,7 @@ class Packer {
   }
 
   absl::Status PackLinear(const Section& section, std::span<std::byte> out) {
-    if (section.quantisation.present()) return PackInt4(section, out);
+    if (section.int4_format.present()) return PackInt4(section, out);
     std::list<std::vector<float>> converted;
     std::list<std::vector<uint16_t>> aligned;
     std::vector<WeightPart> parts;

@@ -341,20 +341,20 @@ TEST(ModelConfigTest, ReadsWhatIsInFourBits) {
   const auto read = [](const std::string& value) {
     const auto config = Changed(kLlama, "quantization_config", value);
     TANDEM_CHECK(config.ok()) << config.status().message();
-    return config->quantisation;
+    return config->int4_format;
   };
-  const Quantisation gptq = read(
+  const Int4Format gptq = read(
       R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"dynamic":{},"sym":true})");
-  EXPECT_EQ(gptq.method, Quantisation::Method::kGptq);
+  EXPECT_EQ(gptq.method, Int4Format::Method::kGptq);
   EXPECT_EQ(gptq.group, 128);
   EXPECT_EQ(gptq.zero_less, 1);
-  const Quantisation second =
+  const Int4Format second =
       read(R"({"quant_method":"gptq","bits":4,"group_size":32,"checkpoint_format":"gptq_v2"})");
   EXPECT_EQ(second.zero_less, 0);
-  const Quantisation awq =
+  const Int4Format awq =
       read(R"({"quant_method":"awq","bits":4,"group_size":64,"version":"GEMM","zero_point":true,)"
            R"("modules_to_not_convert":["lm_head"]})");
-  EXPECT_EQ(awq.method, Quantisation::Method::kAwq);
+  EXPECT_EQ(awq.method, Int4Format::Method::kAwq);
   EXPECT_EQ(awq.group, 64);
   EXPECT_EQ(awq.zero_less, 0);
   EXPECT_FALSE(read("null").present());
@@ -366,7 +366,7 @@ TEST(ModelConfigTest, ReadsBlocksOfEightBitFloats) {
     const auto config = Changed(kLlama, "quantization_config", value);
     TANDEM_CHECK(config.ok()) << config.status().message();
     EXPECT_TRUE(config->float8.present);
-    EXPECT_FALSE(config->quantisation.present());
+    EXPECT_FALSE(config->int4_format.present());
     return Sizes(config->float8.outputs, config->float8.inputs);
   };
   const auto compressed = [&](const std::string& weights) {

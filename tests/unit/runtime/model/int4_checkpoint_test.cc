@@ -100,23 +100,22 @@ void AddDequantised(const QuantisedMatrix& m, const std::string& name, StoredTen
 struct Kind {
   const char* name;
   const char* config;  // Empty: dequantised.
-  Quantisation::Method method;
+  Int4Format::Method method;
   int zero_less;
 };
 constexpr Kind kKinds[] = {
-    {"gptq", R"("quant_method":"gptq","desc_act":false,"sym":true)", Quantisation::Method::kGptq,
-     1},
-    {"gptq_v2", R"("quant_method":"gptq","checkpoint_format":"gptq_v2")",
-     Quantisation::Method::kGptq, 0},
-    {"awq", R"("quant_method":"awq","version":"gemm","zero_point":true)",
-     Quantisation::Method::kAwq, 0},
+    {"gptq", R"("quant_method":"gptq","desc_act":false,"sym":true)", Int4Format::Method::kGptq, 1},
+    {"gptq_v2", R"("quant_method":"gptq","checkpoint_format":"gptq_v2")", Int4Format::Method::kGptq,
+     0},
+    {"awq", R"("quant_method":"awq","version":"gemm","zero_point":true)", Int4Format::Method::kAwq,
+     0},
 };
-constexpr Kind kDequantised{"dequantised", "", Quantisation::Method::kNone, 0};
+constexpr Kind kDequantised{"dequantised", "", Int4Format::Method::kNone, 0};
 
 void Add(const Kind& kind, const QuantisedMatrix& m, const std::string& name,
          StoredTensors* tensors) {
-  if (kind.method == Quantisation::Method::kNone) return AddDequantised(m, name, tensors);
-  if (kind.method == Quantisation::Method::kAwq) return AddAwq(m, name, tensors);
+  if (kind.method == Int4Format::Method::kNone) return AddDequantised(m, name, tensors);
+  if (kind.method == Int4Format::Method::kAwq) return AddAwq(m, name, tensors);
   AddGptq(m, name, static_cast<uint32_t>(kind.zero_less), tensors);
 }
 
