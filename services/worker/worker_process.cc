@@ -220,14 +220,23 @@ absl::Status WritePortFile(const std::string& path, int port) {
   return WriteSmallFile(path, absl::StrFormat("%d\n", port));
 }
 
+// Ends the process at `end` if it still runs then: it would wait for a device that does not answer.
+void EndNoLaterThan(std::chrono::steady_clock::time_point end) {
+  std::thread([end] {
+    std::this_thread::sleep_until(end);
+    LogWarning("something that it waits for has no end: the process ends all the same");
+    std::_Exit(kExitToBeReplaced);
+  }).detach();
+}
+
 void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worker* worker) {
   const int signal = stop->Wait();
-  const auto end =
-      std::chrono::steady_clock::now() + std::chrono::seconds(options.drain_seconds) - kStopTime;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(options.drain_seconds);
+  EndNoLaterThan(end);
   LogInfo("asked to stop", {{"signal", signal}, {"seconds", options.drain_seconds}});
   worker->Drain();
   while (!worker->Drained()) {
-    if (std::chrono::steady_clock::now() >= end) {
+    if (std::chrono::steady_clock::now() >= end - kStopTime) {
       LogWarning("not all was written or said in time: it ends all the same",
                  {{"seconds", options.drain_seconds}});
       return;

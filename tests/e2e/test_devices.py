@@ -130,3 +130,24 @@ def test_a_gpu_whose_kernels_hang_is_left_and_its_streams_go_on(tmp_path, hybrid
         assert "a step has no end" in gpu.log_path.read_text()
         assert router.total("tandem_stream_resumes_total") > 0
         gpu.start()
+
+
+def test_a_gpu_whose_kernels_hang_ends_when_it_is_asked_to(tmp_path, hybrid):
+    """Within the time that it was given, though its engine waits for a kernel."""
+    requests = short_requests(46, 2)
+    want = [ask(hybrid, request) for request in requests]
+    gpu = worker(tmp_path, "gpu", "--isa=fma", "--drain-seconds=3", PATIENT, "--transport=grpc")
+    other = worker(tmp_path, "cpu", PATIENT, "--transport=grpc")
+    with gpu, Router(tmp_path, [gpu, other], PATIENT) as router:
+        router.wait_alive("hybrid", 1)
+        before = router.total("tandem_generated_tokens_total")
+        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+            answers = pool.map(lambda request: ask(router, request), requests)
+            wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
+            gpu.process.send_signal(signal.SIGUSR1)
+            gpu.process.send_signal(signal.SIGTERM)
+            assert gpu.process.wait(60) == EXIT_TO_BE_REPLACED
+            with other:
+                assert list(answers) == want
+        assert "something that it waits for has no end" in gpu.log_path.read_text()
+        gpu.start()
