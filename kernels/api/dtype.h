@@ -46,6 +46,9 @@ enum class KvType : uint8_t {
   kFp8,     // E4M3 (e4m3.h), without scales
 };
 
+inline constexpr KvType kAllKvTypes[] = {KvType::kF32, KvType::kBF16, KvType::kInt8,
+                                         KvType::kInt8G8, KvType::kFp8};
+
 constexpr const char* NameOf(KvType type) {
   constexpr const char* kNames[] = {"f32", "bf16", "int8", "int8g8", "fp8"};
   return kNames[static_cast<int>(type)];

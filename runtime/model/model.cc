@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
 #include "runtime/base/sha256.h"
@@ -55,12 +56,12 @@ absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_t
 
 absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
   if (name == "auto") return automatic;
-  for (const KvType type :
-       {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
+  std::string known = "auto";
+  for (const KvType type : kAllKvTypes) {
     if (name == NameOf(type)) return type;
+    absl::StrAppend(&known, ", ", NameOf(type));
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("kv is \"%s\", want auto, f32, bf16, int8, int8g8 or fp8", name));
+  return absl::InvalidArgumentError(absl::StrFormat("kv is \"%s\", want one of %s", name, known));
 }
 
 absl::Status CheckOutputWeights(const ModelOptions& options) {

@@ -1,12 +1,25 @@
 #include "services/worker/engine_flags.h"
 
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/api/dtype.h"
 #include "kernels/api/linear.h"
 #include "kernels/create_backend.h"
 #include "runtime/protocol/times.h"
 
 namespace tandem {
+namespace {
+
+std::vector<std::string> KvChoices() {
+  std::vector<std::string> choices = {"auto"};
+  for (const KvType type : kAllKvTypes) choices.emplace_back(NameOf(type));
+  return choices;
+}
+
+}  // namespace
 
 void EngineFlags::Declare(FlagSet* flags) {
   flags->Add("served-model-name", &served_model_name, "NAME",
@@ -36,10 +49,11 @@ void EngineFlags::Declare(FlagSet* flags) {
              "part of a GPU's memory that all its workers take together, on a GPU: weights, KV and "
              "what they compute with",
              0.01, 1);
-  flags->Add("threads", &threads, "N",
-             "threads of a worker that compute; 0: one for each core of the affinity mask, at most "
-             "the cgroup's quota rounded up; workers that share cores each have as many",
-             0, 1024);
+  flags->Add(
+      "threads", &threads, "N",
+      "threads of a worker that compute; 0: one for each core of the affinity mask, at most "
+      "the cgroup's quota, rounded up but for a tenth; workers that share cores each have as many",
+      0, 1024);
   flags->AddChoice(
       "dtype", &dtype, {"auto", "f32", "bf16"},
       "what is computed in, and what weights and KV are kept in unless another flag says "
@@ -57,7 +71,7 @@ void EngineFlags::Declare(FlagSet* flags) {
              "row by row, and not made 8 bits; 6 is usual; 0: all are",
              0, kMaxOutlierThreshold);
   flags->AddChoice(
-      "kv-dtype", &kv_dtype, {"auto", "f32", "bf16", "int8", "int8g8", "fp8"},
+      "kv-dtype", &kv_dtype, KvChoices(),
       "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
       "int8g8: a scale each 8 numbers; fp8: 8-bit floats (E4M3), no scales");
   flags->AddChoice(

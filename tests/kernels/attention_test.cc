@@ -29,8 +29,7 @@ class AttentionTest : public DeviceTest {
   const std::vector<Types>& AllTypes() {
     if (!types_.empty()) return types_;
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      for (const KvType kv :
-           {KvType::kF32, KvType::kBF16, KvType::kInt8, KvType::kInt8G8, KvType::kFp8}) {
+      for (const KvType kv : kAllKvTypes) {
         const bool is_of_bf16 = kv == KvType::kBF16 || kv == KvType::kInt8;
         if (kSampleOnly && is_of_bf16 != (compute == DType::kBF16)) continue;
         const auto format = device_->backend().GetKvTileFormat({16, 64, kv}, compute);

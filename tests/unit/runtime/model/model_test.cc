@@ -457,7 +457,7 @@ TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
               HasSubstr("computes in bf16 with KV of type f32"));
   options.kv = "int4";
   EXPECT_THAT(Refusal(options),
-              HasSubstr("kv is \"int4\", want auto, f32, bf16, int8, int8g8 or fp8"));
+              HasSubstr("kv is \"int4\", want one of auto, f32, bf16, int8, int8g8, fp8"));
 }
 
 TEST(ModelTest, BytesOfABlockFollowTheSizes) {
