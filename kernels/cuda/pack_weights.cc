@@ -41,7 +41,17 @@ int64_t PanelBytes(const LinearSpec& spec, CudaProducts products) {
 }
 
 int64_t ScaleBytes(const LinearSpec& spec) {
-  return spec.weight_type == WeightType::kInt8 ? spec.out_features * int64_t{sizeof(float)} : 0;
+  return spec.weight_type == WeightType::kInt8
+             ? NumPanels(spec) * kPanelOutputs * int64_t{sizeof(float)}
+             : 0;
+}
+
+// As which output the layer's n-th is packed.
+int64_t PackedAs(const LinearSpec& spec, CudaProducts products, int64_t n) {
+  if (!spec.gated || !OnTensorCores(spec, products)) return n;
+  const int64_t column = n % spec.columns();
+  return column / kPanelColumns * kPanelOutputs + column % kPanelColumns +
+         (n < spec.columns() ? 0 : kPanelColumns);
 }
 
 float Read(DType dtype, const void* data, int64_t index) {
@@ -101,7 +111,7 @@ void PackInt8(const LinearSpec& spec, const Column& column, int64_t n, std::byte
   }
 }
 
-// `column` is the i-th of `part`, and output n of the layer.
+// `column` is the i-th of `part`, and packed as output n of the layer.
 void PackInt4(const LinearSpec& spec, const WeightPart& part, int64_t i, const Column& column,
               int64_t n, std::byte* packed) {
   const int64_t num_groups = CeilDiv(spec.in_features, spec.group);
@@ -147,7 +157,8 @@ PackedFormat CudaPackedFormat(const LinearSpec& spec, CudaProducts products) {
   const bool tensor = OnTensorCores(spec, products);
   const std::string group =
       spec.weight_type == WeightType::kInt4 ? absl::StrCat(".g", spec.group) : "";
-  return {.id = absl::StrCat("cuda.2.", NameOf(spec.weight_type), group, tensor ? ".blocks" : ""),
+  return {.id = absl::StrCat("cuda.3.", NameOf(spec.weight_type), group, tensor ? ".blocks" : "",
+                             tensor && spec.gated ? ".gated" : ""),
           .size_bytes =
               static_cast<size_t>(NumPanels(spec) * PanelBytes(spec, products) + ScaleBytes(spec)),
           .row_scratch_bytes = RowScratchBytes(spec, products)};
@@ -165,10 +176,11 @@ void CudaPack(const LinearSpec& spec, CudaProducts products, std::span<const Wei
       const bool out_in = spec.layout == WeightLayout::kOutIn;
       const Column column{part.dtype, part.data, out_in ? i * spec.in_features : i,
                           out_in ? 1 : part.out_features};
+      const int64_t as = PackedAs(spec, products, n);
       if (spec.weight_type == WeightType::kInt4) {
-        PackInt4(spec, part, i, column, n, packed);
+        PackInt4(spec, part, i, column, as, packed);
       } else {
-        pack(spec, column, n, packed);
+        pack(spec, column, as, packed);
       }
     }
   }
@@ -187,7 +199,7 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
           .on_tensor_cores = tensor,
           .weight_type = spec.weight_type,
           .compute_dtype = spec.compute_dtype,
-          .output_dtype = spec.activation ? DType::kF32 : spec.output_dtype,
+          .output_dtype = spec.activation && !tensor ? DType::kF32 : spec.output_dtype,
           .group = static_cast<uint8_t>(spec.group),
           .panels = packed,
           .scales = int8 && packed != nullptr ? reinterpret_cast<const float*>(packed + panels)
@@ -200,9 +212,9 @@ bool MultipliesInt8(const PackedLinear& layer) {
   return layer.weight_type == WeightType::kInt8 || layer.weight_type == WeightType::kInt4;
 }
 
-// Outputs that are activated by a launch of their own.
-size_t OutputBytes(const LinearSpec& spec, int64_t num_rows) {
-  if (!spec.activation) return 0;
+// Outputs that a launch of its own activates.
+size_t OutputBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows) {
+  if (!spec.activation || layer.on_tensor_cores) return 0;
   return RoundUp<size_t>(static_cast<size_t>(num_rows * spec.out_features) * sizeof(float), 64);
 }
 
@@ -217,7 +229,7 @@ cudaError_t Multiply(const PackedLinear& layer, const HostLinearArgs& args, void
 }  // namespace
 
 size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows) {
-  const size_t outputs = OutputBytes(spec, num_rows);
+  const size_t outputs = OutputBytes(layer, spec, num_rows);
   if (MultipliesInt8(layer)) return outputs + Int8LinearScratchBytes(layer, num_rows);
   return outputs + (layer.on_tensor_cores ? Bf16TensorScratchBytes(layer, num_rows)
                                           : FloatLinearScratchBytes(layer, num_rows));
@@ -226,10 +238,12 @@ size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec,
 cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream) {
   const LinearSpec& spec = args.op->spec();
-  if (!spec.activation) return Multiply(layer, args, scratch, limits, stream);
+  if (!spec.activation || layer.on_tensor_cores) {
+    return Multiply(layer, args, scratch, limits, stream);
+  }
   HostLinearArgs inner = args;
   inner.output = scratch;
-  void* const rest = static_cast<std::byte*>(scratch) + OutputBytes(spec, args.num_rows);
+  void* const rest = static_cast<std::byte*>(scratch) + OutputBytes(layer, spec, args.num_rows);
   const cudaError_t error = Multiply(layer, inner, rest, limits, stream);
   if (error != cudaSuccess) return error;
   const auto* const gate = static_cast<const float*>(scratch);

@@ -7,7 +7,7 @@
 //              m16n8k16, so that a warp's load is 512 bytes in a row and feeds the product as it
 //              is; what neighbouring panels have of a block is copied at once. A step is 32 bytes
 //              of each output's inputs. Behind all blocks of 8 bits are the scales of the outputs,
-//              [N].
+//              as these are packed.
 //   4 bits     [block][panel][4 steps][32 lanes][8 bytes], of each panel's block then
 //              [128 / group][16 outputs]: the scale in half precision, a zero, a byte that is none.
 //              A lane's bytes are what it has of 8 bits: registers 0 and 1 in the lower halves,
@@ -35,6 +35,8 @@ namespace tandem {
 enum class CudaProducts : uint8_t { kFma, kTensorCores };
 
 inline constexpr int kPanelOutputs = 16;
+// Columns of a gated layer's panel for tensor cores: as many gates, and then their ups.
+inline constexpr int kPanelColumns = kPanelOutputs / 2;
 inline constexpr int kChunkBytes = 16;
 // An output's inputs for one product of the tensor cores, and a panel's weights for it; the same
 // for a block of so many.

@@ -77,7 +77,9 @@ cudaError_t TensorLinear(const PackedLinear& layer, const HostLinearArgs& args,
                       .ring = {},
                       .row_chunks = 0,
                       .pass_panels = 0,
-                      .adds_to_output = args.adds_to_output};
+                      .adds_to_output = args.adds_to_output,
+                      .gated = args.op->spec().gated,
+                      .activation = args.op->spec().activation};
   // Weights of 4 bits have kernels for few rows alone, which take any number a few at a time.
   const bool few = args.num_rows <= kMaxFewRows || layer.weight_type == WeightType::kInt4;
   const auto launch_rows = few ? LaunchFewRows : LaunchManyRows;

@@ -13,11 +13,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/cuda/simt.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/math.h"
 
 namespace tandem {
@@ -99,14 +101,16 @@ struct TensorLaunch {
   PackedLinear layer;
   TensorInputs inputs;
   const float* bias;     // [N], or null
-  void* output;          // [R, N]
+  void* output;          // [R, N]; of a gated layer [R, N / 2]
   int64_t num_rows;      // R
   float4* segment_sums;  // As SegmentSumsAt has them; where there are segments
   RingShape ring;
   int row_chunks;   // of so many rows as the ring has
   int pass_panels;  // that a block of few rows multiplies at once
-  // LinearArgs. Here nothing else moves (README.md).
+  // LinearArgs, and LinearSpec. Here nothing else moves (README.md).
   bool adds_to_output;
+  bool gated;
+  std::optional<ActivationFunction> activation;
 };
 
 TANDEM_ANYWHERE inline int64_t NumPanels(const PackedLinear& layer) {
@@ -281,14 +285,41 @@ __device__ __forceinline__ float ScaleOf(const TensorLaunch& launch, int64_t row
   return launch.inputs.row_scales[row * kNumLinearSegments + segment];
 }
 
+// What a sum becomes: the `at`-th packed output, with the `n`-th bias.
+__device__ __forceinline__ float OutputOf(const TensorLaunch& launch, float sum, int64_t at,
+                                          int64_t n) {
+  if (launch.layer.scales != nullptr) sum = sum * launch.layer.scales[at];
+  if (launch.bias != nullptr) sum = sum + launch.bias[n];
+  return sum;
+}
+
+__device__ __forceinline__ float Activated(const TensorLaunch& launch, float output) {
+  return *launch.activation == ActivationFunction::kSilu ? Silu(output) : GeluTanh(output);
+}
+
 // A lane's sums of one product are outputs l / 4 and 8 more of rows 2 · (l % 4) and the next, as
-// the rows are counted from `first_row` on.
+// the rows are counted from `first_row` on: of a gated layer gates and their ups.
 __device__ __forceinline__ void StoreRows(const TensorLaunch& launch, int64_t first_row,
                                           int64_t panel, const float (&sums)[4]) {
   const PackedLinear& layer = launch.layer;
   const int lane = threadIdx.x % kWarp;
   const int64_t row = first_row + lane % 4 * 2;
   const int64_t rows_left = launch.num_rows - row;
+  if (launch.gated) {
+    const int64_t columns = layer.out_features / 2;
+    const int64_t column = panel * kPanelColumns + lane / 4;
+    if (column >= columns) return;
+    const int64_t at = panel * kPanelOutputs + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (r >= rows_left) break;
+      const float gate = OutputOf(launch, sums[r], at, column);
+      const float up = OutputOf(launch, sums[2 + r], at + kPanelColumns, columns + column);
+      Store(layer.output_dtype, launch.output, (row + r) * columns + column,
+            Activated(launch, gate) * up);
+    }
+    return;
+  }
   // All at once, as a load does not go before a store.
   float before[4] = {};
   if (launch.adds_to_output) {
@@ -303,17 +334,14 @@ __device__ __forceinline__ void StoreRows(const TensorLaunch& launch, int64_t fi
   for (int i = 0; i < 4; i += 2) {
     const int64_t n = panel * kPanelOutputs + lane / 4 + i * 4;
     if (n >= layer.out_features) continue;
-    const float scale = layer.scales == nullptr ? 1.0f : layer.scales[n];
-    const float bias = launch.bias == nullptr ? 0.0f : launch.bias[n];
     const int64_t at = row * layer.out_features + n;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (r >= rows_left) break;
-      float sum = sums[i + r];
-      if (layer.scales != nullptr) sum = sum * scale;
-      if (launch.bias != nullptr) sum = sum + bias;
-      if (launch.adds_to_output) sum = before[i + r] + sum;
-      Store(layer.output_dtype, launch.output, at + r * layer.out_features, sum);
+      float output = OutputOf(launch, sums[i + r], n, n);
+      if (launch.activation) output = Activated(launch, output);
+      if (launch.adds_to_output) output = before[i + r] + output;
+      Store(layer.output_dtype, launch.output, at + r * layer.out_features, output);
     }
   }
 }
