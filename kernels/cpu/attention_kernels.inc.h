@@ -450,7 +450,6 @@ struct Attention {
 
   static constexpr AttentionKernels Kernels() {
     return AttentionKernels{.kv_type = Tile::kType,
-                            .compute_dtype = kDType,
                             .max_rows = kMaxRows,
                             .tile_format = Tile::kFormat,
                             .tile_bytes = TileBytes,
