@@ -259,7 +259,6 @@ absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
   for (const Isa& isa : KnownIsas()) {
     absl::StrAppend(&known, ", ", isa.name);
     if (options.isa != "auto" && options.isa != isa.name) continue;
-    if (options.isa == "auto" && isa.by_name_alone) continue;
     const KernelTable* const table = isa.kernels();
     if (table != nullptr) return table;
     if (options.isa == isa.name) {

@@ -199,12 +199,11 @@ struct Isa {
   const char* name;
   const char* needs;                // What the processor must have, in words.
   const KernelTable* (*kernels)();  // Null if this machine lacks something.
-  bool by_name_alone = false;       // "auto" does not take it: it is a class of its own.
 };
 
-// Best first; the last is "generic", plain C++ for the baseline of the architecture, which no
-// machine lacks. Packed weights and KV tiles are the same for all; all but "amx" and "generic" give
-// the same bits (docs/numerics.md).
+// Best first, as "auto" tries them, to "generic", plain C++ for the baseline of the architecture,
+// which no machine lacks. Behind it what is to be asked for by name. Packed weights and KV tiles
+// are the same for all; all but "amx" and "generic" give the same bits (docs/numerics.md).
 std::span<const Isa> KnownIsas();
 const KernelTable& GenericKernels();
 

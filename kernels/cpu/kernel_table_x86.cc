@@ -154,11 +154,6 @@ const KernelTable* Avx512Bf16Kernels(Bf16Method bf16, Int8Method int8) {
 
 std::span<const Isa> KnownIsas() {
   static constexpr Isa kIsas[] = {
-      {.name = "amx",
-       .needs = "AMX-TILE, AMX-INT8 and AMX-BF16, a kernel that lets processes use them, and what "
-                "avx512bf16 needs",
-       .kernels = AmxKernels,
-       .by_name_alone = true},
       {.name = "avx512bf16",
        .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2, FMA and F16C",
        .kernels = [] { return Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method()); }},
@@ -171,6 +166,11 @@ std::span<const Isa> KnownIsas() {
       {.name = "avx2vnni", .needs = "AVX-VNNI, AVX2, FMA and F16C", .kernels = Avx2VnniKernels},
       {.name = "avx2", .needs = "AVX2, FMA and F16C", .kernels = Avx2Kernels},
       {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }},
+      // A class of its own.
+      {.name = "amx",
+       .needs = "AMX-TILE, AMX-INT8 and AMX-BF16, a kernel that lets processes use them, and what "
+                "avx512bf16 needs",
+       .kernels = AmxKernels},
   };
   return kIsas;
 }

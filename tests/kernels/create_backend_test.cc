@@ -31,10 +31,10 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   // "auto" is the best that can be had by name.
   const auto best = CreateBackend({});
   ASSERT_TRUE(best.ok()) << best.status();
-  for (const char* const isa : kIsas) {
-    const auto named = CreateBackend({.isa = isa});
+  for (const Isa& isa : KnownIsas()) {
+    const auto named = CreateBackend({.isa = isa.name});
     if (named.ok()) {
-      EXPECT_EQ((*best)->isa(), isa);
+      EXPECT_EQ((*best)->isa(), isa.name);
       break;
     }
     EXPECT_TRUE(absl::IsFailedPrecondition(named.status())) << named.status();
