@@ -66,14 +66,6 @@ int64_t NumPanels(const GemmKernels& gemm, const LinearSpec& spec) {
   return CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
 }
 
-int64_t RowBytes(const GemmKernels& gemm, const LinearSpec& spec) {
-  const int64_t units =
-      RoundUp<int64_t>(Units(gemm, spec.in_features), gemm.activation_block_units);
-  return units * static_cast<int64_t>(gemm.activation_unit_bytes) +
-         static_cast<int64_t>(gemm.row_run_bytes) +
-         spec.groups() * static_cast<int64_t>(gemm.row_group_bytes);
-}
-
 template <typename To, typename From>
 To Convert(From x) {
   if constexpr (std::is_same_v<To, From>) {
@@ -223,7 +215,7 @@ void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const std:
        .segment = segment,
        .group = spec.group,
        .rows = tiles.rows(tile),
-       .packed = packed + row * RowBytes(gemm, spec),
+       .packed = packed + row * gemm.RowBytes(spec.in_features, spec.groups()),
        .outliers = outliers.From(row, spec.in_features)});
 }
 
@@ -282,7 +274,8 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
   const int64_t num_panels = NumPanels(op->gemm(), spec);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
   const int64_t row_bytes =
-      std::max(RowBytes(op->gemm(), spec), RowBytes(op->KernelsFor(block_rows), spec));
+      std::max(op->gemm().RowBytes(spec.in_features, spec.groups()),
+               op->KernelsFor(block_rows).RowBytes(spec.in_features, spec.groups()));
   const bool looks_for_outliers = spec.outlier_threshold != 0;
   const size_t list_bytes = looks_for_outliers ? OutlierLists::RowBytes(spec.in_features) : 0;
   const size_t activation_bytes =

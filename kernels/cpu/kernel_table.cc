@@ -1,5 +1,7 @@
 #include "kernels/cpu/kernel_table.h"
 
+#include "runtime/base/math.h"
+
 namespace tandem {
 namespace {
 
@@ -8,6 +10,13 @@ bool IsOf(const GemmKernels& kernels, WeightType weight_type, DType compute_dtyp
 }
 
 }  // namespace
+
+int64_t GemmKernels::RowBytes(int64_t in_features, int64_t groups) const {
+  const int64_t units =
+      RoundUp<int64_t>(CeilDiv<int64_t>(in_features, k_per_unit), activation_block_units);
+  return units * static_cast<int64_t>(activation_unit_bytes) + static_cast<int64_t>(row_run_bytes) +
+         groups * static_cast<int64_t>(row_group_bytes);
+}
 
 const GemmKernels* KernelTable::FindGemm(WeightType weight_type, DType compute_dtype) const {
   for (const GemmKernels& kernels : gemm) {

@@ -112,6 +112,8 @@ struct GemmKernels {
   const GemmKernels& ForRows(int64_t num_rows) const {
     return many_rows != nullptr && num_rows >= many_rows_from ? *many_rows : *this;
   }
+  // What a row of so many inputs, which have so many groups, takes in a tile.
+  int64_t RowBytes(int64_t in_features, int64_t groups) const;
 };
 
 // Running softmax of some rows over one segment, or merged.
