@@ -94,6 +94,13 @@ BackendOr CreateBest(const BackendOptions& options) {
 
 }  // namespace
 
+std::vector<std::string> IsaChoices() {
+  std::vector<std::string> choices = {"auto"};
+  for (const Isa& isa : KnownIsas()) choices.emplace_back(isa.name);
+  choices.insert(choices.end(), {"tensor", "fma"});
+  return choices;
+}
+
 absl::Status CheckDevice(const std::string& device) {
   if (device == "auto" || device == "cpu" || device == "cuda" || !NameOfOneGpu(device).empty()) {
     return absl::OkStatus();

@@ -3,7 +3,6 @@
 #ifndef TANDEM_KERNELS_CREATE_BACKEND_H_
 #define TANDEM_KERNELS_CREATE_BACKEND_H_
 
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,27 +13,10 @@
 
 namespace tandem {
 
-// The cpu's instruction sets that "auto" takes, best first; all but "generic" are of one numerics
-// class (docs/numerics.md).
-#if defined(__aarch64__)
-inline constexpr const char* kIsas[] = {"neondot", "neon", "generic"};
-#else
-inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512",
-                                        "avx2vnni",   "avx2",       "generic"};
-#endif
-
-// What --isa takes: "auto" (the best of kIsas that this machine has; on a GPU "tensor"), one of
-// kIsas, one that is a class of its own, which "auto" leaves alone, or one of a GPU: products of
-// bf16 on the tensor cores ("tensor") or those of the cpu's class ("fma").
-inline std::vector<std::string> IsaChoices() {
-  std::vector<std::string> choices = {"auto"};
-  choices.insert(choices.end(), std::begin(kIsas), std::end(kIsas));
-#if !defined(__aarch64__)
-  choices.emplace_back("amx");
-#endif
-  choices.insert(choices.end(), {"tensor", "fma"});
-  return choices;
-}
+// What --isa takes: "auto" (the best that this machine has; on a GPU "tensor"), one of the cpu's
+// (KnownIsas), or one of a GPU: products of bf16 on the tensor cores ("tensor") or those of the
+// cpu's class ("fma").
+std::vector<std::string> IsaChoices();
 
 struct BackendOptions {
   // "auto": a GPU where this was built with CUDA, there is one and `isa` is none of a cpu; else the

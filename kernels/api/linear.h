@@ -26,6 +26,7 @@
 #include "kernels/api/device_ptr.h"
 #include "kernels/api/dtype.h"
 #include "kernels/api/rows.h"
+#include "runtime/base/math.h"
 
 namespace tandem {
 
@@ -48,7 +49,7 @@ struct LinearSpec {
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;
   bool scaled = false;  // Every part has scales (WeightPart).
-  // Inputs of an output that have a scale and a zero together: 32, 64 or 128. kInt4 only.
+  // Inputs of an output that have a scale and a zero together: of kInt4Groups. kInt4 only.
   int64_t group = 0;
   // Inputs of at least this magnitude are not made 8 bits: row by row they are multiplied as they
   // are (docs/numerics.md). After LLM.int8 (Dettmers et al., 2022). From kMinOutlierThreshold to
@@ -62,8 +63,12 @@ struct LinearSpec {
 
   // Numbers of a row that are stored.
   int64_t columns() const { return gated ? out_features / 2 : out_features; }
+  // Groups of the inputs of an output; the last may be short.
+  int64_t groups() const { return group == 0 ? 0 : CeilDiv(in_features, group); }
 };
 
+inline constexpr int64_t kInt4Groups[] = {32, 64, 128};
+inline constexpr int64_t kMaxInt4Group = kInt4Groups[2];
 inline constexpr float kMinOutlierThreshold = 0x1p-126f;
 inline constexpr float kMaxOutlierThreshold = 1e6f;
 
@@ -120,6 +125,7 @@ using LinearArgs = LinearArgsOf<DevicePtr>;
 
 inline constexpr int kNumLinearSegments = 8;
 inline constexpr int64_t kLinearSegmentMultiple = 128;
+static_assert(kLinearSegmentMultiple % kMaxInt4Group == 0);  // Segments have whole groups.
 
 // Where segment `index` (0 to 8) begins: index·K/8 rounded down to a multiple of 128, and K for
 // index 8. Segments with equal borders are empty and take no part in the tree.

@@ -68,20 +68,18 @@ struct Attention {
 
   // RmsNormRows's row, of one head.
   static void NormHead(const float* x, const float* weight, float epsilon, int head_dim, float* y) {
-    const auto lanes_at = [head_dim](int d) {
-      return head_dim - d < kLanes ? head_dim - d : kLanes;
-    };
     F32x16 sums = {};
     for (int d = 0; d < head_dim; d += kLanes) {
-      const F32x16 v = LoadLanes(DType::kF32, x, d, lanes_at(d));
+      const F32x16 v = LoadLanes(DType::kF32, x, d, LanesAt(d, head_dim));
       sums = sums + v * v;
     }
     const float mean = SumOf(sums) / static_cast<float>(head_dim);
     const float scale = 1.0f / __builtin_sqrtf(mean + epsilon);
     for (int d = 0; d < head_dim; d += kLanes) {
-      const F32x16 w = LoadLanes(DType::kF32, weight, d, lanes_at(d));
-      const F32x16 v = (LoadLanes(DType::kF32, x, d, lanes_at(d)) * scale) * w;
-      StoreLanes(DType::kF32, y, d, v, lanes_at(d));
+      const int lanes = LanesAt(d, head_dim);
+      const F32x16 w = LoadLanes(DType::kF32, weight, d, lanes);
+      const F32x16 v = (LoadLanes(DType::kF32, x, d, lanes) * scale) * w;
+      StoreLanes(DType::kF32, y, d, v, lanes);
     }
   }
 
@@ -446,13 +444,12 @@ struct Attention {
     for (int d = 0; d < head_dim; d += kLanes) {
       // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
       const F32x16 y = LoadF32(accumulator + d) / partial.sum + 0.0f;
-      StoreLanes(kDType, output, d, y, head_dim - d < kLanes ? head_dim - d : kLanes);
+      StoreLanes(kDType, output, d, y, LanesAt(d, head_dim));
     }
   }
 
   static constexpr AttentionKernels Kernels() {
     return AttentionKernels{.kv_type = Tile::kType,
-                            .compute_dtype = kDType,
                             .max_rows = kMaxRows,
                             .tile_format = Tile::kFormat,
                             .tile_bytes = TileBytes,

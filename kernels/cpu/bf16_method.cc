@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "kernels/cpu/kernel_trial.h"
 #include "kernels/probe/hostile_numbers.h"
 #include "kernels/support/float_environment.h"

@@ -200,11 +200,8 @@ class CpuBackend final : public HostBackend {
 
  private:
   absl::StatusOr<const GemmKernels*> FindGemm(const LinearSpec& spec) const {
-    for (const GemmKernels& gemm : table_.gemm) {
-      if (gemm.weight_type == spec.weight_type && gemm.compute_dtype == spec.compute_dtype) {
-        return &gemm;
-      }
-    }
+    const GemmKernels* const gemm = table_.FindGemm(spec.weight_type, spec.compute_dtype);
+    if (gemm != nullptr) return gemm;
     return absl::FailedPreconditionError(
         absl::StrFormat("linear: no kernel of the cpu computes in %s with weights of type %s",
                         NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
@@ -257,19 +254,12 @@ class CpuBackend final : public HostBackend {
   Scratch scratch_;
 };
 
-const KernelTable* KernelsByMethods(const CpuBackendOptions& options) {
-  return Avx512Bf16Kernels(options.bf16_method ? *options.bf16_method : PickedBf16Method(),
-                           options.int8_method ? *options.int8_method : PickedInt8Method());
-}
-
 absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
   std::string known = "auto";
   for (const Isa& isa : KnownIsas()) {
     absl::StrAppend(&known, ", ", isa.name);
     if (options.isa != "auto" && options.isa != isa.name) continue;
-    if (options.isa == "auto" && isa.by_name_alone) continue;
-    const bool has_methods = isa.name == std::string_view("avx512bf16");
-    const KernelTable* const table = has_methods ? KernelsByMethods(options) : isa.kernels();
+    const KernelTable* const table = isa.kernels();
     if (table != nullptr) return table;
     if (options.isa == isa.name) {
       return absl::FailedPreconditionError(

@@ -6,7 +6,6 @@
 #define TANDEM_KERNELS_CPU_CPU_BACKEND_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -19,17 +18,13 @@ struct CpuBackendOptions {
   std::string isa = "auto";  // "auto", or a name of KnownIsas()
   int num_threads = 1;       // 1 to 1,024, the calling thread included
   int niceness = 0;          // As of ThreadPool.
-  // How "avx512bf16" multiplies, for tests and benchmarks; absent: as this machine is best at
-  // (PickedBf16Method, PickedInt8Method). Other instruction sets pass over them.
-  std::optional<Bf16Method> bf16_method;
-  std::optional<Int8Method> int8_method;
 };
 
 // InvalidArgument for an unknown isa or a thread count out of range; FailedPrecondition if this
 // machine lacks the instruction set.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options);
 
-// For tests: of any kernels, which outlive it.
+// For tests and benchmarks: of any kernels, which outlive it.
 std::unique_ptr<Backend> CreateCpuBackend(const KernelTable& table, int num_threads);
 
 }  // namespace tandem

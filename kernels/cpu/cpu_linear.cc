@@ -49,17 +49,13 @@ int64_t Units(const GemmKernels& gemm, int64_t in_features) {
   return CeilDiv<int64_t>(in_features, gemm.k_per_unit);
 }
 
-int64_t Groups(const LinearSpec& spec) {
-  return spec.group == 0 ? 0 : CeilDiv(spec.in_features, spec.group);
-}
-
 int64_t PanelUnitBytes(const GemmKernels& gemm) {
   return gemm.panel_outputs * static_cast<int64_t>(gemm.weight_unit_bytes);
 }
 
 int64_t PanelScalesAt(const GemmKernels& gemm, const LinearSpec& spec) {
   return Units(gemm, spec.in_features) * PanelUnitBytes(gemm) +
-         Groups(spec) * static_cast<int64_t>(gemm.panel_group_bytes);
+         spec.groups() * static_cast<int64_t>(gemm.panel_group_bytes);
 }
 
 int64_t PanelBytes(const GemmKernels& gemm, const LinearSpec& spec) {
@@ -68,14 +64,6 @@ int64_t PanelBytes(const GemmKernels& gemm, const LinearSpec& spec) {
 
 int64_t NumPanels(const GemmKernels& gemm, const LinearSpec& spec) {
   return CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
-}
-
-int64_t RowBytes(const GemmKernels& gemm, const LinearSpec& spec) {
-  const int64_t units =
-      RoundUp<int64_t>(Units(gemm, spec.in_features), gemm.activation_block_units);
-  return units * static_cast<int64_t>(gemm.activation_unit_bytes) +
-         static_cast<int64_t>(gemm.row_run_bytes) +
-         Groups(spec) * static_cast<int64_t>(gemm.row_group_bytes);
 }
 
 template <typename To, typename From>
@@ -148,7 +136,7 @@ void PackInt4Columns(const GemmKernels& gemm, const LinearSpec& spec,
       const Column<From>& column = columns[i];
       if (column.data == nullptr) continue;
       const From* const from = column.data + first * column.stride;
-      uint8_t q[kLinearSegmentMultiple] = {};  // Past the last input, too.
+      uint8_t q[kMaxInt4Group] = {};  // Past the last input, too.
       if constexpr (std::is_same_v<From, uint8_t>) {
         const int64_t group = first / spec.group;
         scales[i] = ToHalf(column.scales[group]);
@@ -209,8 +197,8 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
                        ? Column<From>{data + (n - first) * spec.in_features, 1}
                        : Column<From>{data + (n - first), part.out_features};
       if (!spec.scaled) continue;
-      columns[i].scales = part.scales.data() + (n - first) * Groups(spec);
-      columns[i].zeros = part.zeros.data() + (n - first) * Groups(spec);
+      columns[i].scales = part.scales.data() + (n - first) * spec.groups();
+      columns[i].zeros = part.zeros.data() + (n - first) * spec.groups();
     }
     if (is_in_panel) pack_columns(gemm, spec, columns, packed + panel * panel_bytes);
   }
@@ -227,7 +215,7 @@ void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const std:
        .segment = segment,
        .group = spec.group,
        .rows = tiles.rows(tile),
-       .packed = packed + row * RowBytes(gemm, spec),
+       .packed = packed + row * gemm.RowBytes(spec.in_features, spec.groups()),
        .outliers = outliers.From(row, spec.in_features)});
 }
 
@@ -286,7 +274,8 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
   const int64_t num_panels = NumPanels(op->gemm(), spec);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
   const int64_t row_bytes =
-      std::max(RowBytes(op->gemm(), spec), RowBytes(op->KernelsFor(block_rows), spec));
+      std::max(op->gemm().RowBytes(spec.in_features, spec.groups()),
+               op->KernelsFor(block_rows).RowBytes(spec.in_features, spec.groups()));
   const bool looks_for_outliers = spec.outlier_threshold != 0;
   const size_t list_bytes = looks_for_outliers ? OutlierLists::RowBytes(spec.in_features) : 0;
   const size_t activation_bytes =

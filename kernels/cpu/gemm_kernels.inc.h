@@ -33,7 +33,7 @@ struct Gemm {
       Policy::kIsInteger ? kNumLinearSegments * static_cast<int>(sizeof(RowRun)) : 0;
   static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
   static_assert(kMaxRows <= kSums);
-  static_assert(!kHasGroups || kChunkUnits * Policy::kPerUnit % kLinearSegmentMultiple == 0);
+  static_assert(!kHasGroups || kChunkUnits * Policy::kPerUnit % kMaxInt4Group == 0);
 
   // Vectors of outputs that so many rows take at once: some panels, or a part of one. Independent
   // sums hide the latency of one, and streams of weights that of memory.

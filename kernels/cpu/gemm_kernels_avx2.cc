@@ -3,16 +3,13 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx2GemmF32 = Gemm<F32Policy, 2, 6, 6, kCachedUnits>::Table<float>();
-constinit const GemmKernels kAvx2GemmBf16 =
-    Gemm<MulAddBf16Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>();
-constinit const GemmKernels kAvx2GemmInt8F32 =
-    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<float>();
-constinit const GemmKernels kAvx2GemmInt8Bf16 =
-    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>();
-constinit const GemmKernels kAvx2GemmInt4F32 =
-    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<float>();
-constinit const GemmKernels kAvx2GemmInt4Bf16 =
-    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<uint16_t>();
+constinit const GemmTable kAvx2Gemm = {
+    Gemm<F32Policy, 2, 6, 6, kCachedUnits>::Table<float>(),
+    Gemm<MulAddBf16Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>(),
+    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<float>(),
+    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>(),
+    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<float>(),
+    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<uint16_t>(),
+};
 
 }  // namespace tandem

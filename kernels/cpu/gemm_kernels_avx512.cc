@@ -3,13 +3,13 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx512GemmF32 = Gemm<F32Policy, 2, 12, 24, 0>::Table<float>();
-constinit const GemmKernels kAvx512GemmBf16 =
-    Gemm<MulAddBf16Policy, 2, 12, 24, 0>::Table<uint16_t>();
-constinit const GemmKernels kAvx512GemmInt8F32 = Gemm<PairInt8Policy, 2, 12, 24, 0>::Table<float>();
-constinit const GemmKernels kAvx512GemmInt8Bf16 =
-    Gemm<PairInt8Policy, 2, 12, 24, 0>::Table<uint16_t>();
-constinit const GemmKernels kAvx512GemmInt4F32 = Gemm<Int4Policy, 2, 8, 24, 0>::Table<float>();
-constinit const GemmKernels kAvx512GemmInt4Bf16 = Gemm<Int4Policy, 2, 8, 24, 0>::Table<uint16_t>();
+constinit const GemmTable kAvx512Gemm = {
+    Gemm<F32Policy, 2, 12, 24, 0>::Table<float>(),
+    Gemm<MulAddBf16Policy, 2, 12, 24, 0>::Table<uint16_t>(),
+    Gemm<PairInt8Policy, 2, 12, 24, 0>::Table<float>(),
+    Gemm<PairInt8Policy, 2, 12, 24, 0>::Table<uint16_t>(),
+    Gemm<Int4Policy, 2, 8, 24, 0>::Table<float>(),
+    Gemm<Int4Policy, 2, 8, 24, 0>::Table<uint16_t>(),
+};
 
 }  // namespace tandem

@@ -3,13 +3,13 @@
 
 namespace tandem {
 
-constinit const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 2, 2, 2, 0>::Table<float>();
-constinit const GemmKernels kGenericGemmBf16 =
-    Gemm<MulAddBf16Policy, 2, 2, 2, 0>::Table<uint16_t>();
-constinit const GemmKernels kGenericGemmInt8F32 = Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<float>();
-constinit const GemmKernels kGenericGemmInt8Bf16 =
-    Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<uint16_t>();
-constinit const GemmKernels kGenericGemmInt4F32 = Gemm<Int4Policy, 2, 2, 2, 0>::Table<float>();
-constinit const GemmKernels kGenericGemmInt4Bf16 = Gemm<Int4Policy, 2, 2, 2, 0>::Table<uint16_t>();
+constinit const GemmTable kGenericGemm = {
+    Gemm<F32Policy, 2, 2, 2, 0>::Table<float>(),
+    Gemm<MulAddBf16Policy, 2, 2, 2, 0>::Table<uint16_t>(),
+    Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<float>(),
+    Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<uint16_t>(),
+    Gemm<Int4Policy, 2, 2, 2, 0>::Table<float>(),
+    Gemm<Int4Policy, 2, 2, 2, 0>::Table<uint16_t>(),
+};
 
 }  // namespace tandem

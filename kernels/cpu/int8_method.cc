@@ -2,7 +2,7 @@
 #include <bit>
 #include <vector>
 
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "kernels/cpu/kernel_trial.h"
 #include "kernels/support/float_environment.h"
 #include "runtime/base/log.h"

@@ -24,10 +24,6 @@ struct RowRun {
   int32_t first_sum;  // A sum with weights that are too high begins here.
 };
 
-TANDEM_LANES int LanesAt(int64_t i, int64_t count) {
-  return count - i < kLanes ? static_cast<int>(count - i) : kLanes;
-}
-
 // The next number below a positive one.
 TANDEM_LANES float JustBelow(float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(x) - 1);

@@ -112,6 +112,8 @@ struct GemmKernels {
   const GemmKernels& ForRows(int64_t num_rows) const {
     return many_rows != nullptr && num_rows >= many_rows_from ? *many_rows : *this;
   }
+  // What a row of so many inputs, which have so many groups, takes in a tile.
+  int64_t RowBytes(int64_t in_features, int64_t groups) const;
 };
 
 // Running softmax of some rows over one segment, or merged.
@@ -139,7 +141,6 @@ inline constexpr int kMaxAttentionTaskRows = 32;
 
 struct AttentionKernels {
   KvType kv_type;
-  DType compute_dtype;
   int max_rows;
   const char* tile_format;  // KvTileFormat::id
   size_t (*tile_bytes)(const KvTileShape& shape);
@@ -157,6 +158,9 @@ struct AttentionKernels {
 // D rounded up to whole vectors.
 constexpr int AttentionAccumulatorStride(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// Kernels of each type of weights with each type that it is computed in, in any order.
+using GemmTable = std::array<GemmKernels, 6>;
+
 // By what is computed in: one for each type that it is computed with.
 using F32AttentionTable = std::array<AttentionKernels, 5>;
 using Bf16AttentionTable = std::array<AttentionKernels, 4>;
@@ -164,9 +168,16 @@ using Bf16AttentionTable = std::array<AttentionKernels, 4>;
 struct KernelTable {
   const char* isa;
   RowKernels rows;
-  GemmKernels gemm[6];
+  GemmTable gemm;
   F32AttentionTable f32_attention;
   Bf16AttentionTable bf16_attention;
+
+  // Null: there are none.
+  const GemmKernels* FindGemm(WeightType weight_type, DType compute_dtype) const;
+  // `kernels` instead of those of their types.
+  void Replace(const GemmKernels& kernels);
+  // This table, of another name, with these kernels instead of those of their types.
+  KernelTable With(const char* name, std::span<const GemmKernels> kernels) const;
 };
 
 // Rows of tile `index` when num_rows rows make equal tiles of at most max_tile_rows.
@@ -190,38 +201,13 @@ struct Isa {
   const char* name;
   const char* needs;                // What the processor must have, in words.
   const KernelTable* (*kernels)();  // Null if this machine lacks something.
-  bool by_name_alone = false;       // "auto" does not take it: it is a class of its own.
 };
 
-// Best first; the last is "generic", plain C++ for the baseline of the architecture, which no
-// machine lacks. Packed weights and KV tiles are the same for all; all but "amx" and "generic" give
-// the same bits (docs/numerics.md).
+// Best first, as "auto" tries them, to "generic", plain C++ for the baseline of the architecture,
+// which no machine lacks. Behind it what is to be asked for by name. Packed weights and KV tiles
+// are the same for all; all but "amx" and "generic" give the same bits (docs/numerics.md).
 std::span<const Isa> KnownIsas();
 const KernelTable& GenericKernels();
-
-// How "avx512bf16" makes bf16 products (micro_kernel.h).
-enum class Bf16Method : uint8_t { kDot, kFma };
-// How "avx512bf16" and "amx" make 8-bit products of many rows: as those of few, by vpdpbusd, or by
-// tiles of AMX (amx_gemm.inc.h). The sums are exact and so the same.
-enum class Int8Method : uint8_t { kDot, kTiles };
-// Rows from which kTiles takes tiles. Fewer wait for memory either way.
-inline constexpr int64_t kTileRowsFrom = 16;
-
-// By one of its methods; its entry in KnownIsas has those that were picked. Null if this machine
-// lacks something, for kTiles a process that may use AMX.
-const KernelTable* Avx512Bf16Kernels(Bf16Method bf16, Int8Method int8);
-
-// What this machine is best at, tried once by the methods below. kDot where there is no choice.
-// Any thread.
-Bf16Method PickedBf16Method();
-Int8Method PickedInt8Method();
-
-// kDot unless `fma` is faster and has the bits of `dot`, the class's own: both are run on a tile of
-// numbers of all exponents, in a millisecond. Other bits are a warning in the log.
-Bf16Method PickBf16Method(const GemmKernels& dot, const GemmKernels& fma);
-// kDot unless `tiles` is faster and has the bits of `dot`: both are run on a layer of bf16 with
-// weights of 8 bits, in a few milliseconds. Other bits are a warning in the log.
-Int8Method PickInt8Method(const GemmKernels& dot, const GemmKernels& tiles);
 
 }  // namespace tandem
 

@@ -10,8 +10,7 @@ namespace {
 const KernelTable* NeonKernels() {
   static const KernelTable table{.isa = "neon",
                                  .rows = kGenericRows,
-                                 .gemm = {kNeonGemmF32, kNeonGemmBf16, kNeonGemmInt8F32,
-                                          kNeonGemmInt8Bf16, kNeonGemmInt4F32, kNeonGemmInt4Bf16},
+                                 .gemm = kNeonGemm,
                                  .f32_attention = kNeonAttentionF32,
                                  .bf16_attention = kNeonAttentionBf16};
   return &table;
@@ -19,13 +18,7 @@ const KernelTable* NeonKernels() {
 
 const KernelTable* NeonDotKernels() {
   if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) == 0) return nullptr;
-  static const KernelTable table{
-      .isa = "neondot",
-      .rows = kGenericRows,
-      .gemm = {kNeonGemmF32, kNeonGemmBf16, kNeonDotGemmInt8F32, kNeonDotGemmInt8Bf16,
-               kNeonDotGemmInt4F32, kNeonDotGemmInt4Bf16},
-      .f32_attention = kNeonAttentionF32,
-      .bf16_attention = kNeonAttentionBf16};
+  static const KernelTable table = NeonKernels()->With("neondot", kNeonDotGemm);
   return &table;
 }
 
@@ -39,9 +32,5 @@ std::span<const Isa> KnownIsas() {
   };
   return kIsas;
 }
-
-const KernelTable* Avx512Bf16Kernels(Bf16Method, Int8Method) { return nullptr; }
-Bf16Method PickedBf16Method() { return Bf16Method::kDot; }
-Int8Method PickedInt8Method() { return Int8Method::kDot; }
 
 }  // namespace tandem

@@ -1,3 +1,5 @@
+#include "kernels/cpu/kernel_table_x86.h"
+
 #include <cpuid.h>
 
 #if defined(__linux__)
@@ -5,7 +7,6 @@
 #include <unistd.h>
 #endif
 
-#include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/kernel_tables_isa.h"
 
 namespace tandem {
@@ -43,8 +44,7 @@ const KernelTable* Avx2Kernels() {
   if (!MachineHasAvx2()) return nullptr;
   static const KernelTable table{.isa = "avx2",
                                  .rows = kAvx2Rows,
-                                 .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2GemmInt8F32,
-                                          kAvx2GemmInt8Bf16, kAvx2GemmInt4F32, kAvx2GemmInt4Bf16},
+                                 .gemm = kAvx2Gemm,
                                  .f32_attention = kAvx2AttentionF32,
                                  .bf16_attention = kAvx2AttentionBf16};
   return &table;
@@ -52,37 +52,23 @@ const KernelTable* Avx2Kernels() {
 
 const KernelTable* Avx2VnniKernels() {
   if (!MachineHasAvx2Vnni()) return nullptr;
-  static const KernelTable table{
-      .isa = "avx2vnni",
-      .rows = kAvx2Rows,
-      .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2VnniGemmInt8F32, kAvx2VnniGemmInt8Bf16,
-               kAvx2VnniGemmInt4F32, kAvx2VnniGemmInt4Bf16},
-      .f32_attention = kAvx2AttentionF32,
-      .bf16_attention = kAvx2AttentionBf16};
+  static const KernelTable table = Avx2Kernels()->With("avx2vnni", kAvx2VnniGemm);
   return &table;
 }
 
 const KernelTable* Avx512Kernels() {
   if (!MachineHasAvx512()) return nullptr;
-  static const KernelTable table{
-      .isa = "avx512",
-      .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512GemmInt8F32, kAvx512GemmInt8Bf16,
-               kAvx512GemmInt4F32, kAvx512GemmInt4Bf16},
-      .f32_attention = kAvx512AttentionF32,
-      .bf16_attention = kAvx512AttentionBf16};
+  static const KernelTable table{.isa = "avx512",
+                                 .rows = kAvx512Rows,
+                                 .gemm = kAvx512Gemm,
+                                 .f32_attention = kAvx512AttentionF32,
+                                 .bf16_attention = kAvx512AttentionBf16};
   return &table;
 }
 
 const KernelTable* Avx512VnniKernels() {
   if (!MachineHasAvx512Vnni()) return nullptr;
-  static const KernelTable table{
-      .isa = "avx512vnni",
-      .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16,
-               kAvx512VnniGemmInt4F32, kAvx512VnniGemmInt4Bf16},
-      .f32_attention = kAvx512AttentionF32,
-      .bf16_attention = kAvx512AttentionBf16};
+  static const KernelTable table = Avx512Kernels()->With("avx512vnni", kAvx512VnniGemm);
   return &table;
 }
 
@@ -114,39 +100,28 @@ bool HasInt8Tiles() {
   return MachineHasAvx512Bf16() && MachineHasAmx(kAmxInt8Bit) && MayUseTiles();
 }
 
-// VNNI's kernels, which leave many rows to tiles.
-GemmKernels WithTiles(const GemmKernels& few_rows, const GemmKernels& tiles) {
-  GemmKernels gemm = few_rows;
-  gemm.many_rows = &tiles;
-  gemm.many_rows_from = kTileRowsFrom;
-  return gemm;
-}
-
 KernelTable MakeAvx512Bf16Table(Bf16Method bf16, Int8Method int8) {
-  KernelTable table{
-      .isa = "avx512bf16",
-      .rows = kAvx512Rows,
-      .gemm = {kAvx512GemmF32, bf16 == Bf16Method::kDot ? kAvx512Bf16GemmDot : kAvx512GemmBf16,
-               kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16, kAvx512VnniGemmInt4F32,
-               kAvx512VnniGemmInt4Bf16},
-      .f32_attention = kAvx512AttentionF32,
-      .bf16_attention =
-          bf16 == Bf16Method::kDot ? kAvx512Bf16AttentionDot : kAvx512Bf16AttentionFma};
+  KernelTable table = Avx512VnniKernels()->With("avx512bf16", {});
+  table.bf16_attention = kAvx512Bf16AttentionFma;
+  if (bf16 == Bf16Method::kDot) {
+    table.Replace(kAvx512Bf16GemmDot);
+    table.bf16_attention = kAvx512Bf16AttentionDot;
+  }
   if (int8 == Int8Method::kTiles) {
-    table.gemm[2] = WithTiles(kAvx512VnniGemmInt8F32, kAmxGemmInt8F32);
-    table.gemm[3] = WithTiles(kAvx512VnniGemmInt8Bf16, kAmxGemmInt8Bf16);
+    for (const GemmKernels* const tiles : {&kAmxGemmInt8F32, &kAmxGemmInt8Bf16}) {
+      GemmKernels gemm = *table.FindGemm(WeightType::kInt8, tiles->compute_dtype);
+      gemm.many_rows = tiles;
+      gemm.many_rows_from = kTileRowsFrom;
+      table.Replace(gemm);
+    }
   }
   return table;
 }
 
 const KernelTable* AmxKernels() {
   if (!HasInt8Tiles() || !MachineHasAmx(kAmxBf16Bit)) return nullptr;
-  static const KernelTable table = [] {
-    KernelTable amx = *Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method());
-    amx.isa = "amx";
-    amx.gemm[1] = kAmxGemmBf16;
-    return amx;
-  }();
+  static const KernelTable table =
+      Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method())->With("amx", {&kAmxGemmBf16, 1});
   return &table;
 }
 
@@ -154,13 +129,15 @@ const KernelTable* AmxKernels() {
 
 Bf16Method PickedBf16Method() {
   if (!MachineHasAvx512Bf16()) return Bf16Method::kDot;
-  static const Bf16Method picked = PickBf16Method(kAvx512Bf16GemmDot, kAvx512GemmBf16);
+  static const Bf16Method picked = PickBf16Method(
+      kAvx512Bf16GemmDot, *Avx512VnniKernels()->FindGemm(WeightType::kBF16, DType::kBF16));
   return picked;
 }
 
 Int8Method PickedInt8Method() {
   if (!HasInt8Tiles()) return Int8Method::kDot;
-  static const Int8Method picked = PickInt8Method(kAvx512VnniGemmInt8Bf16, kAmxGemmInt8Bf16);
+  static const Int8Method picked = PickInt8Method(
+      *Avx512VnniKernels()->FindGemm(WeightType::kInt8, DType::kBF16), kAmxGemmInt8Bf16);
   return picked;
 }
 
@@ -177,11 +154,6 @@ const KernelTable* Avx512Bf16Kernels(Bf16Method bf16, Int8Method int8) {
 
 std::span<const Isa> KnownIsas() {
   static constexpr Isa kIsas[] = {
-      {.name = "amx",
-       .needs = "AMX-TILE, AMX-INT8 and AMX-BF16, a kernel that lets processes use them, and what "
-                "avx512bf16 needs",
-       .kernels = AmxKernels,
-       .by_name_alone = true},
       {.name = "avx512bf16",
        .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2, FMA and F16C",
        .kernels = [] { return Avx512Bf16Kernels(PickedBf16Method(), PickedInt8Method()); }},
@@ -194,6 +166,11 @@ std::span<const Isa> KnownIsas() {
       {.name = "avx2vnni", .needs = "AVX-VNNI, AVX2, FMA and F16C", .kernels = Avx2VnniKernels},
       {.name = "avx2", .needs = "AVX2, FMA and F16C", .kernels = Avx2Kernels},
       {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }},
+      // A class of its own.
+      {.name = "amx",
+       .needs = "AMX-TILE, AMX-INT8 and AMX-BF16, a kernel that lets processes use them, and what "
+                "avx512bf16 needs",
+       .kernels = AmxKernels},
   };
   return kIsas;
 }

@@ -9,46 +9,25 @@
 namespace tandem {
 
 extern const RowKernels kGenericRows;
-extern const GemmKernels kGenericGemmF32;
-extern const GemmKernels kGenericGemmBf16;
-extern const GemmKernels kGenericGemmInt8F32;
-extern const GemmKernels kGenericGemmInt8Bf16;
-extern const GemmKernels kGenericGemmInt4F32;
-extern const GemmKernels kGenericGemmInt4Bf16;
+extern const GemmTable kGenericGemm;
 extern const F32AttentionTable kGenericAttentionF32;
 extern const Bf16AttentionTable kGenericAttentionBf16;
 
 extern const RowKernels kAvx2Rows;
-extern const GemmKernels kAvx2GemmF32;
-extern const GemmKernels kAvx2GemmBf16;
-extern const GemmKernels kAvx2GemmInt8F32;
-extern const GemmKernels kAvx2GemmInt8Bf16;
-extern const GemmKernels kAvx2GemmInt4F32;
-extern const GemmKernels kAvx2GemmInt4Bf16;
+extern const GemmTable kAvx2Gemm;
 extern const F32AttentionTable kAvx2AttentionF32;
 extern const Bf16AttentionTable kAvx2AttentionBf16;
 
 // What AVX-VNNI adds.
-extern const GemmKernels kAvx2VnniGemmInt8F32;
-extern const GemmKernels kAvx2VnniGemmInt8Bf16;
-extern const GemmKernels kAvx2VnniGemmInt4F32;
-extern const GemmKernels kAvx2VnniGemmInt4Bf16;
+extern const std::array<GemmKernels, 4> kAvx2VnniGemm;
 
 extern const RowKernels kAvx512Rows;
-extern const GemmKernels kAvx512GemmF32;
-extern const GemmKernels kAvx512GemmBf16;
-extern const GemmKernels kAvx512GemmInt8F32;
-extern const GemmKernels kAvx512GemmInt8Bf16;
-extern const GemmKernels kAvx512GemmInt4F32;
-extern const GemmKernels kAvx512GemmInt4Bf16;
+extern const GemmTable kAvx512Gemm;
 extern const F32AttentionTable kAvx512AttentionF32;
 extern const Bf16AttentionTable kAvx512AttentionBf16;
 
 // What AVX-512 VNNI adds.
-extern const GemmKernels kAvx512VnniGemmInt8F32;
-extern const GemmKernels kAvx512VnniGemmInt8Bf16;
-extern const GemmKernels kAvx512VnniGemmInt4F32;
-extern const GemmKernels kAvx512VnniGemmInt4Bf16;
+extern const std::array<GemmKernels, 4> kAvx512VnniGemm;
 
 // What AVX-512 BF16 adds.
 extern const GemmKernels kAvx512Bf16GemmDot;
@@ -61,20 +40,12 @@ extern const GemmKernels kAmxGemmInt8Bf16;
 extern const GemmKernels kAmxGemmBf16;
 
 // NEON has no rows of its own: the generic ones use it.
-extern const GemmKernels kNeonGemmF32;
-extern const GemmKernels kNeonGemmBf16;
-extern const GemmKernels kNeonGemmInt8F32;
-extern const GemmKernels kNeonGemmInt8Bf16;
-extern const GemmKernels kNeonGemmInt4F32;
-extern const GemmKernels kNeonGemmInt4Bf16;
+extern const GemmTable kNeonGemm;
 extern const F32AttentionTable kNeonAttentionF32;
 extern const Bf16AttentionTable kNeonAttentionBf16;
 
 // What NEON's dot products add.
-extern const GemmKernels kNeonDotGemmInt8F32;
-extern const GemmKernels kNeonDotGemmInt8Bf16;
-extern const GemmKernels kNeonDotGemmInt4F32;
-extern const GemmKernels kNeonDotGemmInt4Bf16;
+extern const std::array<GemmKernels, 4> kNeonDotGemm;
 
 }  // namespace tandem
 

@@ -14,7 +14,6 @@
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/probe/hostile_numbers.h"
-#include "runtime/base/math.h"
 
 namespace tandem {
 
@@ -36,9 +35,7 @@ class KernelTrial {
  public:
   KernelTrial(const GemmKernels& gemm, const TrialTask& trial)
       : gemm_(gemm), output_(trial.rows * trial.outputs) {
-    const int64_t units = RoundUp<int64_t>(CeilDiv<int64_t>(trial.inputs, gemm.k_per_unit),
-                                           gemm.activation_block_units);
-    const size_t row_bytes = gemm.row_run_bytes + units * gemm.activation_unit_bytes;
+    const int64_t row_bytes = gemm.RowBytes(trial.inputs, /*groups=*/0);
     packed_rows_.resize(trial.rows * row_bytes);
     const RowTiles tiles = MakeRowTiles(trial.rows, gemm.max_tile_rows);
     for (int64_t tile = 0; tile < tiles.count; ++tile) {

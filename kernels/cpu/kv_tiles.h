@@ -251,16 +251,13 @@ struct Int8Tile : ByteTile<Policy> {
  private:
   struct Row {
     Row(const float* x, int head_dim) : padded(AttentionAccumulatorStride(head_dim)) {
-      const auto lanes_at = [head_dim](int d) {
-        return head_dim - d < kLanes ? head_dim - d : kLanes;
-      };
       F32x16 largest = Splat(0.0f);
       for (int d = 0; d < head_dim; d += kLanes) {
-        largest = LargerMagnitudeOf(largest, LoadLanes(DType::kF32, x, d, lanes_at(d)));
+        largest = LargerMagnitudeOf(largest, LoadLanes(DType::kF32, x, d, LanesAt(d, head_dim)));
       }
       scale = Int8Scale(LargestOfLanes(largest));
       for (int d = 0; d < head_dim; d += kLanes) {
-        StoreInt8(numbers + d, ToInt8Of(LoadLanes(DType::kF32, x, d, lanes_at(d)), scale));
+        StoreInt8(numbers + d, ToInt8Of(LoadLanes(DType::kF32, x, d, LanesAt(d, head_dim)), scale));
       }
       std::memset(numbers + head_dim, 0, padded - head_dim);
     }

@@ -102,6 +102,11 @@ TANDEM_LANES U16x16 NarrowNormalBf16(F32x16 x) {
 #endif
 }
 
+// Lanes that there are from element i on of `count`.
+TANDEM_LANES int LanesAt(int64_t i, int64_t count) {
+  return count - i < kLanes ? static_cast<int>(count - i) : kLanes;
+}
+
 // `index` counts elements; `count` lanes, 1 to 16.
 TANDEM_LANES F32x16 LoadLanes(DType dtype, const void* array, int64_t index, int count) {
   if (dtype == DType::kF32) {

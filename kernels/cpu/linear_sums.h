@@ -93,9 +93,8 @@ TANDEM_LANES void FinishActivated(const GemmTask& task, const SumsOfRows& rows,
   const int64_t num_columns = task.num_outputs / vectors;
   for (int i = 0; i < rows.stride; i += vectors * kLanes) {
     const int64_t column = (rows.first_output + i) / vectors;
-    const int64_t left = num_columns - column;
-    if (left <= 0) break;
-    const int lanes = left < kLanes ? static_cast<int>(left) : kLanes;
+    if (column >= num_columns) break;
+    const int lanes = LanesAt(column, num_columns);
     F32x16 scales{}, bias{}, up_scales{}, up_bias{};
     if constexpr (kHasScales) {
       scales = scales_of(i);
@@ -131,7 +130,7 @@ TANDEM_LANES void FinishRows(const GemmTask& task, const SumsOfRows& rows, Scale
   const int64_t left = task.num_outputs - rows.first_output;
   const int count = left < rows.stride ? static_cast<int>(left) : rows.stride;
   for (int i = 0; i < count; i += kLanes) {
-    const int lanes = count - i < kLanes ? count - i : kLanes;
+    const int lanes = LanesAt(i, count);
     const auto finish = [&]<DType kOutput, bool kAdds>() __attribute__((always_inline)) {
       F32x16 scales{};
       if constexpr (kHasScales) scales = scales_of(i);

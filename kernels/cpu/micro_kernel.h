@@ -19,8 +19,8 @@
 //     static F32x16 Row<phase>(const std::byte*);          // the same in every lane
 //     static F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a);
 //     static int InputOf(int phase);                        // rows of floats: attention's
-//     static constexpr int32_t kWeightExcess;               // integers: weights are so much too
-//     high static void StoreRow(const int8_t* unit, std::byte*); // integers: inputs of one row
+//     static constexpr int32_t kWeightExcess;               // integers: weights are so much higher
+//     static void StoreRow(const int8_t* unit, std::byte*);  // integers: inputs of one row
 //   };
 
 #ifndef TANDEM_KERNELS_CPU_MICRO_KERNEL_H_

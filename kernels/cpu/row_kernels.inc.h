@@ -7,10 +7,6 @@
 namespace tandem {
 namespace {
 
-TANDEM_LANES int LanesAt(int64_t index, int64_t count) {
-  return count - index < kLanes ? static_cast<int>(count - index) : kLanes;
-}
-
 void RmsNormRows(const HostRmsNormArgs& args, int64_t begin, int64_t end) {
   const int64_t count = args.features;
   for (int64_t r = begin; r < end; ++r) {

@@ -15,7 +15,6 @@
 #include "kernels/support/int8.h"
 #include "kernels/support/vector_math.h"
 #include "runtime/base/check.h"
-#include "runtime/base/math.h"
 
 namespace tandem {
 namespace {
@@ -28,15 +27,13 @@ struct ScaleAndZero {
   int32_t zero;
 };
 
-int64_t Groups(const LinearSpec& spec) { return CeilDiv(spec.in_features, spec.group); }
-
 // Packed weights are [N, K] numbers; 8 bits come behind the scales of the outputs, [N], 4 bits, a
-// byte each, behind those of groups, [N, Groups].
+// byte each, behind those of groups, [N, groups].
 size_t ScaleBytes(const LinearSpec& spec) {
   const auto outputs = static_cast<size_t>(spec.out_features);
   if (spec.weight_type == WeightType::kInt8) return outputs * sizeof(float);
   if (spec.weight_type != WeightType::kInt4) return 0;
-  return outputs * static_cast<size_t>(Groups(spec)) * sizeof(ScaleAndZero);
+  return outputs * static_cast<size_t>(spec.groups()) * sizeof(ScaleAndZero);
 }
 
 class ReferenceLinearOp final : public LinearOp {
@@ -46,7 +43,7 @@ class ReferenceLinearOp final : public LinearOp {
   const std::byte* numbers() const { return packed_ + ScaleBytes(spec()); }
   float scale(int64_t n) const { return reinterpret_cast<const float*>(packed_)[n]; }
   const ScaleAndZero* groups(int64_t n) const {
-    return reinterpret_cast<const ScaleAndZero*>(packed_) + n * Groups(spec());
+    return reinterpret_cast<const ScaleAndZero*>(packed_) + n * spec().groups();
   }
 
  private:
@@ -164,12 +161,12 @@ void PackInt8(const LinearSpec& spec, const WeightPart& part, const Output& outp
 void PackInt4(const LinearSpec& spec, const WeightPart& part, const Output& output,
               ScaleAndZero* groups, std::byte* numbers) {
   numbers += output.index * spec.in_features;
-  for (int64_t g = 0; g < Groups(spec); ++g) {
+  for (int64_t g = 0; g < spec.groups(); ++g) {
     const int64_t first = g * spec.group;
     const int64_t end = std::min(first + spec.group, spec.in_features);
-    ScaleAndZero& group = groups[output.index * Groups(spec) + g];
+    ScaleAndZero& group = groups[output.index * spec.groups() + g];
     if (spec.scaled) {
-      const int64_t at = output.begin / spec.in_features * Groups(spec) + g;
+      const int64_t at = output.begin / spec.in_features * spec.groups() + g;
       group = {.scale = ToFloat(ToHalf(part.scales[at])), .zero = part.zeros[at]};
       const auto* const given = static_cast<const std::byte*>(part.data) + output.begin;
       std::copy(given + first, given + end, numbers + first);

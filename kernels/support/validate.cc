@@ -1,11 +1,13 @@
 #include "kernels/support/validate.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/support/int8.h"
-#include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -136,10 +138,10 @@ absl::Status Validate(const LinearSpec& spec) {
                                  spec.in_features, 1, int8 ? kMaxInt8InFeatures : kMaxInFeatures));
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
   const bool int4 = spec.weight_type == WeightType::kInt4;
-  if (int4 ? spec.group != 32 && spec.group != 64 && spec.group != 128 : spec.group != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type),
-                        spec.group, int4 ? "32, 64 or 128" : "0"));
+  if (int4 ? std::ranges::count(kInt4Groups, spec.group) == 0 : spec.group != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type), spec.group,
+        int4 ? absl::StrCat("one of ", absl::StrJoin(kInt4Groups, ", ")) : "0"));
   }
   const float threshold = spec.outlier_threshold;
   const bool in_range = threshold >= kMinOutlierThreshold && threshold <= kMaxOutlierThreshold;
@@ -186,8 +188,7 @@ absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart>
           absl::StrFormat("linear: a part has %d scales, the layer is %s", part.scales.size(),
                           spec.scaled ? "packed with scales" : "packed without"));
     }
-    const auto groups = static_cast<size_t>(
-        spec.scaled ? part.out_features * CeilDiv(spec.in_features, spec.group) : 0);
+    const auto groups = static_cast<size_t>(spec.scaled ? part.out_features * spec.groups() : 0);
     if (part.scales.size() != groups || part.zeros.size() != groups) {
       return absl::InvalidArgumentError(
           absl::StrFormat("linear: a part has %d scales and %d zeros, must have %d each",

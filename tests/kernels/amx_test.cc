@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/cpu/amx_tiles.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "kernels/probe/hostile_numbers.h"
 #include "kernels/probe/numerics_probe.h"
 #include "kernels/support/float_environment.h"
@@ -329,14 +330,8 @@ TEST_F(AmxTest, TheMachinesOwnTilesGiveTheSameBits) {
   }
 }
 
-#endif  // __x86_64__
-
 const GemmKernels& GenericInt8() {
-  for (const GemmKernels& gemm : GenericKernels().gemm) {
-    const bool is_int8 = gemm.weight_type == WeightType::kInt8;
-    if (is_int8 && gemm.compute_dtype == DType::kBF16) return gemm;
-  }
-  return GenericKernels().gemm[0];
+  return *GenericKernels().FindGemm(WeightType::kInt8, DType::kBF16);
 }
 
 TEST(Int8MethodTest, TilesArePickedIfTheyAreFasterAndHaveTheSameSums) {
@@ -359,6 +354,8 @@ TEST(Int8MethodTest, TilesArePickedIfTheyAreFasterAndHaveTheSameSums) {
   EXPECT_EQ(PickInt8Method(quick, slow), Int8Method::kDot);
   EXPECT_EQ(PickInt8Method(slow, wrong), Int8Method::kDot);
 }
+
+#endif  // __x86_64__
 
 TEST(SoftwareTilesDeathTest, RefuseWhatAProcessorWould) {
   const auto with_rows = [](int tile, int rows, int row_bytes) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -16,17 +17,9 @@
 
 namespace tandem {
 
-extern const GemmKernels kEvexGemmInt8F32;
-extern const GemmKernels kEvexGemmInt8Bf16;
-extern const GemmKernels kEvexGemmInt4F32;
-extern const GemmKernels kEvexGemmInt4Bf16;
+extern const std::array<GemmKernels, 4> kEvexGemm;
 
 namespace {
-
-struct Pair {
-  const GemmKernels& evex;
-  const GemmKernels& avx2;
-};
 
 std::vector<float> Multiply(const GemmKernels& gemm, const LinearSpec& spec,
                             const std::vector<float>& weights, const std::vector<float>& input,
@@ -57,27 +50,26 @@ TEST(Avx2VnniTest, HasTheBitsOfAvx2) {
     GTEST_SKIP() << "this machine has no AVX-512 VNNI";
   }
   Random random(5);
-  for (const Pair& pair :
-       {Pair{kEvexGemmInt8F32, kAvx2GemmInt8F32}, Pair{kEvexGemmInt8Bf16, kAvx2GemmInt8Bf16},
-        Pair{kEvexGemmInt4F32, kAvx2GemmInt4F32}, Pair{kEvexGemmInt4Bf16, kAvx2GemmInt4Bf16}}) {
-    ASSERT_EQ(pair.evex.weight_type, pair.avx2.weight_type);
+  const KernelTable table = GenericKernels().With("avx2", kAvx2Gemm);
+  for (const GemmKernels& evex : kEvexGemm) {
+    const GemmKernels& avx2 = *table.FindGemm(evex.weight_type, evex.compute_dtype);
     for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13, 30}) {
       for (const int64_t inputs : {1, 31, 130, 1100, 2048}) {
         const LinearSpec spec{.in_features = inputs,
                               .out_features = 33 + 32 * static_cast<int64_t>(random.Below(5)),
-                              .weight_type = pair.evex.weight_type,
-                              .compute_dtype = pair.evex.compute_dtype,
+                              .weight_type = evex.weight_type,
+                              .compute_dtype = evex.compute_dtype,
                               .output_dtype = DType::kF32,
                               .segmented = random.Below(2) == 0,
-                              .group = pair.evex.weight_type == WeightType::kInt4 ? 32 : 0};
+                              .group = evex.weight_type == WeightType::kInt4 ? 32 : 0};
         std::vector<float> weights(spec.in_features * spec.out_features);
         for (float& x : weights) x = static_cast<float>(random.Unit() - 0.5);
         std::vector<float> input(rows * inputs);
         for (float& x : input) x = static_cast<float>(random.Unit() - 0.5);
         // The largest products, whose sums of two 16 bits do not hold: signs alike.
         for (int64_t i = 0; i < inputs && rows % 2 == 0; ++i) weights[i] = input[i] = 1.0f;
-        const std::vector<float> got = Multiply(pair.evex, spec, weights, input, rows);
-        const std::vector<float> expected = Multiply(pair.avx2, spec, weights, input, rows);
+        const std::vector<float> got = Multiply(evex, spec, weights, input, rows);
+        const std::vector<float> expected = Multiply(avx2, spec, weights, input, rows);
         ASSERT_EQ(0, std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)))
             << rows << " rows, " << inputs << " inputs, " << spec.out_features << " outputs";
       }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
 
 namespace tandem {
@@ -30,10 +31,10 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   // "auto" is the best that can be had by name.
   const auto best = CreateBackend({});
   ASSERT_TRUE(best.ok()) << best.status();
-  for (const char* const isa : kIsas) {
-    const auto named = CreateBackend({.isa = isa});
+  for (const Isa& isa : KnownIsas()) {
+    const auto named = CreateBackend({.isa = isa.name});
     if (named.ok()) {
-      EXPECT_EQ((*best)->isa(), isa);
+      EXPECT_EQ((*best)->isa(), isa.name);
       break;
     }
     EXPECT_TRUE(absl::IsFailedPrecondition(named.status())) << named.status();
@@ -113,6 +114,33 @@ TEST(CreateBackendTest, EveryInstructionSetPacksAlike) {
       const KvTileShape tile{16, 64, KvTypeOf(dtype)};
       EXPECT_EQ(device->GetKvTileFormat(tile, dtype)->id, generic->GetKvTileFormat(tile, dtype)->id)
           << name;
+    }
+  }
+}
+
+TEST(KernelTableTest, KernelsTakeThePlaceOfThoseOfTheirTypes) {
+  GemmKernels other = *GenericKernels().FindGemm(WeightType::kInt8, DType::kBF16);
+  other.run = nullptr;
+  const KernelTable table = GenericKernels().With("other", {&other, 1});
+  EXPECT_STREQ(table.isa, "other");
+  for (const GemmKernels& generic : GenericKernels().gemm) {
+    const bool is_replaced =
+        generic.weight_type == WeightType::kInt8 && generic.compute_dtype == DType::kBF16;
+    const GemmKernels* const found = table.FindGemm(generic.weight_type, generic.compute_dtype);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(found->run, is_replaced ? nullptr : generic.run);
+  }
+}
+
+TEST(KernelTableTest, EveryInstructionSetMultipliesWeightsOfAllTypes) {
+  for (const Isa& isa : KnownIsas()) {
+    const KernelTable* const table = isa.kernels();
+    if (table == nullptr) continue;
+    EXPECT_STREQ(table->isa, isa.name);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const WeightType type : {WeightTypeOf(dtype), WeightType::kInt8, WeightType::kInt4}) {
+        EXPECT_NE(table->FindGemm(type, dtype), nullptr) << isa.name;
+      }
     }
   }
 }

@@ -17,6 +17,7 @@
 #include "kernels/api/backend.h"
 #include "kernels/api/dtype.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "kernels/create_backend.h"
 #include "kernels/fenced/fenced_backend.h"
 #include "kernels/support/host_args.h"
@@ -38,21 +39,24 @@ namespace tandem {
 // "cpu-avx512bf16-tiles" (8 bits by AMX) name the method, too; "reference"; "fenced". Null if the
 // machine lacks it.
 inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_threads = 1) {
-  absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
+#if defined(__x86_64__)
   if (device.starts_with("cpu-avx512bf16-")) {
-    backend = CreateCpuBackend(
-        {.isa = "avx512bf16",
-         .num_threads = num_threads,
-         .bf16_method = device == "cpu-avx512bf16-fma" ? Bf16Method::kFma : Bf16Method::kDot,
-         .int8_method = device == "cpu-avx512bf16-tiles" ? Int8Method::kTiles : Int8Method::kDot});
+    const KernelTable* const table =
+        Avx512Bf16Kernels(device == "cpu-avx512bf16-fma" ? Bf16Method::kFma : Bf16Method::kDot,
+                          device == "cpu-avx512bf16-tiles" ? Int8Method::kTiles : Int8Method::kDot);
+    return table == nullptr ? nullptr : CreateCpuBackend(*table, num_threads);
+  }
+#endif
+  absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
 #if defined(TANDEM_EMULATED)
-  } else if (device.starts_with("cuda")) {
+  if (device.starts_with("cuda")) {
     // Fused multiply-adds are the machine's.
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
     backend = CreateCudaBackend(device == "cuda" ? CudaProducts::kFma : CudaProducts::kTensorCores);
-#endif
-  } else if (device.starts_with("cuda")) {
+#else
+  if (device.starts_with("cuda")) {
     backend = CreateBackend({.device = "cuda", .isa = device == "cuda" ? "fma" : "tensor"});
+#endif
   } else if (device == "fenced") {
     backend = CreateBackend({.device = "fenced", .num_threads = num_threads});
   } else if (device.substr(0, 4) == "cpu-") {

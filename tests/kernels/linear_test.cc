@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/api/half.h"
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
@@ -381,7 +381,7 @@ TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
 
 #if defined(__x86_64__)
 GemmKernels Bf16Gemm(Bf16Method method) {
-  return Avx512Bf16Kernels(method, Int8Method::kDot)->gemm[static_cast<int>(DType::kBF16)];
+  return *Avx512Bf16Kernels(method, Int8Method::kDot)->FindGemm(WeightType::kBF16, DType::kBF16);
 }
 
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {

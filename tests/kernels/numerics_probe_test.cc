@@ -282,7 +282,7 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
 }
 
 TEST(HostileNumbersTest, SumsUnderflowWhereTheyAreFlushedOrNot) {
-  const GemmKernels& gemm = GenericKernels().gemm[static_cast<int>(DType::kBF16)];
+  const GemmKernels& gemm = *GenericKernels().FindGemm(WeightType::kBF16, DType::kBF16);
   const std::vector<float> flushed = Products(gemm, true), kept = Products(gemm, false);
   int denormal = 0, differ = 0;
   for (size_t i = 0; i < kept.size(); ++i) {

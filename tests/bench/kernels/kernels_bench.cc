@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/support/host_args.h"
 #include "runtime/base/check.h"
@@ -329,21 +330,16 @@ void AddProducts(Backend& backend, std::vector<std::unique_ptr<GemmCase>>* cases
 // The same product by each method of "avx512bf16" that this machine has.
 void AddMethods(int num_threads, std::vector<std::unique_ptr<Backend>>* methods,
                 std::vector<std::unique_ptr<GemmCase>>* cases, std::vector<Row>* rows) {
-  const auto add = [&](const CpuBackendOptions& options, const Format& format, const char* name) {
-    auto backend = CreateCpuBackend(options);
-    if (!backend.ok()) return;
-    methods->push_back(*std::move(backend));
+  const auto add = [&](Bf16Method bf16, Int8Method int8, const Format& format, const char* name) {
+    const KernelTable* const table = Avx512Bf16Kernels(bf16, int8);
+    if (table == nullptr) return;
+    methods->push_back(CreateCpuBackend(*table, num_threads));
     AddOneLayer(*methods->back(), format, false, 512, cases, rows, name);
   };
-  CpuBackendOptions options{.isa = "avx512bf16", .num_threads = num_threads};
-  options.bf16_method = Bf16Method::kDot;
-  add(options, kFormats[0], "bf16 by vdpbf16ps");
-  options.bf16_method = Bf16Method::kFma;
-  add(options, kFormats[0], "bf16 by multiply-add");
-  options.int8_method = Int8Method::kDot;
-  add(options, kFormats[2], "int8 by vpdpbusd");
-  options.int8_method = Int8Method::kTiles;
-  add(options, kFormats[2], "int8 by tdpbsud");
+  add(Bf16Method::kDot, Int8Method::kDot, kFormats[0], "bf16 by vdpbf16ps");
+  add(Bf16Method::kFma, Int8Method::kDot, kFormats[0], "bf16 by multiply-add");
+  add(Bf16Method::kDot, Int8Method::kDot, kFormats[2], "int8 by vpdpbusd");
+  add(Bf16Method::kDot, Int8Method::kTiles, kFormats[2], "int8 by tdpbsud");
 }
 
 // The first rows are the limits: multiply-add, read, products of 8 bits, and what `dot` names if it

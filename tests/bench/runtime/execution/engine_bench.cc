@@ -35,7 +35,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kernel_table_x86.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/create_backend.h"
 #include "runtime/base/check.h"

@@ -10,8 +10,4 @@ std::span<const Isa> KnownIsas() {
   return kIsas;
 }
 
-const KernelTable* Avx512Bf16Kernels(Bf16Method, Int8Method) { return nullptr; }
-Bf16Method PickedBf16Method() { return Bf16Method::kDot; }
-Int8Method PickedInt8Method() { return Int8Method::kDot; }
-
 }  // namespace tandem
