@@ -35,6 +35,8 @@ enum class WeightLayout : uint8_t {
   kInOut,  // [K, N] row-major: GPT-2 Conv1D
 };
 
+inline constexpr int64_t kInt4Groups[] = {32, 64, 128};
+
 // K inputs, N outputs.
 struct LinearSpec {
   int64_t in_features;     // K, 1 to 2^20; 2^17 with weights of type kInt8
@@ -48,7 +50,7 @@ struct LinearSpec {
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;
   bool scaled = false;  // Every part has scales (WeightPart).
-  // Inputs of an output that have a scale and a zero together: 32, 64 or 128. kInt4 only.
+  // Inputs of an output that have a scale and a zero together: one of kInt4Groups. kInt4 only.
   int64_t group = 0;
   // Inputs of at least this magnitude are not made 8 bits: row by row they are multiplied as they
   // are (docs/numerics.md). After LLM.int8 (Dettmers et al., 2022). From kMinOutlierThreshold to

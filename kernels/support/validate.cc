@@ -1,9 +1,13 @@
 #include "kernels/support/validate.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/support/int8.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
@@ -136,10 +140,11 @@ absl::Status Validate(const LinearSpec& spec) {
                                  spec.in_features, 1, int8 ? kMaxInt8InFeatures : kMaxInFeatures));
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
   const bool int4 = spec.weight_type == WeightType::kInt4;
-  if (int4 ? spec.group != 32 && spec.group != 64 && spec.group != 128 : spec.group != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type),
-                        spec.group, int4 ? "32, 64 or 128" : "0"));
+  const bool is_int4_group = std::count(std::begin(kInt4Groups), std::end(kInt4Groups), spec.group);
+  if (int4 ? !is_int4_group : spec.group != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type), spec.group,
+        int4 ? absl::StrCat("one of ", absl::StrJoin(kInt4Groups, ", ")) : "0"));
   }
   const float threshold = spec.outlier_threshold;
   const bool in_range = threshold >= kMinOutlierThreshold && threshold <= kMaxOutlierThreshold;

@@ -298,12 +298,12 @@ TEST_F(AmxTest, TheProbeTellsTheClass) {
   int differ = 0;
   for (size_t o = 0; o < own->size(); ++o) {
     const std::string& name = (*own)[o].name;
-    const bool is_own = name.starts_with("linear ") && name.find("bf16") != std::string::npos;
+    const bool is_own = name.starts_with("linear") && name.find("bf16") != std::string::npos;
     const bool differs = (*own)[o].digest != (*others)[o].digest;
     EXPECT_TRUE(is_own || !differs) << name;
     differ += differs;
   }
-  EXPECT_GE(differ, 4);  // Ordinary numbers and hostile ones, in segments and not, to f32.
+  EXPECT_GE(differ, 21);  // Each form of a layer, of ordinary numbers at least.
 }
 
 #if defined(__x86_64__)

@@ -288,7 +288,7 @@ TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
 
 // Parts that come in 4 bits: (q - zero) · scale, in an order and with zeros of their own.
 TEST_P(LinearTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
-  for (const int64_t group : {32, 64, 128}) {
+  for (const int64_t group : kInt4Groups) {
     for (const bool segmented : {false, true}) {
       LinearSpec spec = Int4Spec(1024, 75, group);
       spec.scaled = true;

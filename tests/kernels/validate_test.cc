@@ -155,7 +155,7 @@ TEST_P(ValidateTest, LinearLayers) {
   wrong.weight_type = WeightType::kInt4;
   for (const int64_t group : {0, 16, 96, 256}) {
     wrong.group = group;
-    ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "must be 32, 64 or 128");
+    ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "must be one of 32, 64, 128");
   }
   const size_t bytes = device_->backend().GetPackedFormat(spec)->size_bytes;
   const PinnedBuffer packed = *device_->backend().AllocatePinned(bytes + 64);
