@@ -57,8 +57,8 @@ struct LinearSpec {
   // kMaxOutlierThreshold, or 0: there are none. kInt8 only; packed weights are the same.
   float outlier_threshold = 0;
   // What is stored is function(output), or, of a gated layer, whose first N / 2 outputs are gates
-  // and the others ups, function(gate) · up: with the bits of a layer of f32 and Activate behind
-  // it.
+  // and the others ups, function(gate) · up: with the bits of a layer of f32 and these
+  // operations behind it, one by one.
   std::optional<ActivationFunction> activation = {};
   bool gated = false;  // With an activation only; N is even.
 

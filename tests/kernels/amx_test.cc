@@ -119,7 +119,7 @@ TEST_F(AmxTest, EightBitsHaveTheBitsOfOtherPaths) {
 
 TEST_F(AmxTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind) {
   ExpectAddedOutputsAreThoseOfAdd(*OnTable(tiles_), /*outliers=*/true, &random_);
-  ExpectActivatedOutputsAreThoseOfActivate(*OnTable(tiles_), /*outliers=*/true, &random_);
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*OnTable(tiles_), /*outliers=*/true, &random_);
 }
 
 // Where weights are 128 too high, a sum leaves the numbers of 32 bits meanwhile.

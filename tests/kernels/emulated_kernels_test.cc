@@ -94,8 +94,8 @@ TEST_F(EmulatedKernelsTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind
   for (const char* const name : {"cuda", "cuda-tensor"}) {
     const auto device = MakeDevice(name);
     ExpectAddedOutputsAreThoseOfAdd(*device, /*outliers=*/false, random_.get(), kFewFusedRows);
-    ExpectActivatedOutputsAreThoseOfActivate(*device, /*outliers=*/false, random_.get(),
-                                             kFewFusedRows);
+    ExpectActivatedOutputsAreThoseOfTheFunctions(*device, /*outliers=*/false, random_.get(),
+                                                 kFewFusedRows);
     EXPECT_EQ(emulated::TakeFault(), "") << name;
   }
 }

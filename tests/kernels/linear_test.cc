@@ -153,10 +153,10 @@ TEST_P(LinearTest, OutputsThatAreAddedHaveTheBitsOfAddBehind) {
   ExpectAddedOutputsAreThoseOfAdd(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
-TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfActivateBehind) {
-  ExpectActivatedOutputsAreThoseOfActivate(*device_, HasOutliers(GetParam()), random_.get());
+TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfTheFunctionsBehind) {
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*device_, HasOutliers(GetParam()), random_.get());
   const auto on_threads = MakeDevice(GetParam(), /*num_threads=*/3);
-  ExpectActivatedOutputsAreThoseOfActivate(*on_threads, HasOutliers(GetParam()), random_.get());
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
 // So that a slow layer never looks like one that hangs.
@@ -376,7 +376,8 @@ TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
   const auto reference = MakeDevice("reference");
   Random random(7);
   ExpectAddedOutputsAreThoseOfAdd(*reference, /*outliers=*/true, &random, kFewFusedRows);
-  ExpectActivatedOutputsAreThoseOfActivate(*reference, /*outliers=*/true, &random, kFewFusedRows);
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*reference, /*outliers=*/true, &random,
+                                               kFewFusedRows);
 }
 
 #if defined(__x86_64__)
