@@ -153,7 +153,6 @@ class Backend {
   // unless they are one and the same.
   virtual absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) = 0;
   virtual absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) = 0;
-  virtual absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) = 0;
 
   // After all that is enqueued.
   virtual DeviceEvent Record() = 0;
@@ -189,11 +188,9 @@ class Backend {
   virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
   virtual absl::Status LayerNorm(const LayerNormArgs& args) = 0;
   virtual absl::Status Linear(const LinearArgs& args) = 0;
-  virtual absl::Status Activate(const ActivateArgs& args) = 0;
   virtual absl::Status Add(const AddArgs& args) = 0;
   virtual absl::Status SoftCap(const SoftCapArgs& args) = 0;
   virtual absl::Status GatherRows(const GatherRowsArgs& args) = 0;
-  virtual absl::Status LogSoftmax(const LogSoftmaxArgs& args) = 0;
   virtual absl::Status Sample(const SampleArgs& args) = 0;
 
   virtual absl::Status RotaryTable(const RotaryTableArgs& args) = 0;

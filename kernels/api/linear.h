@@ -36,6 +36,8 @@ enum class WeightLayout : uint8_t {
   kInOut,  // [K, N] row-major: GPT-2 Conv1D
 };
 
+inline constexpr int64_t kInt4Groups[] = {32, 64, 128};
+
 // K inputs, N outputs.
 struct LinearSpec {
   int64_t in_features;     // K, 1 to 2^20; 2^17 with weights of type kInt8
@@ -49,15 +51,15 @@ struct LinearSpec {
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;
   bool scaled = false;  // Every part has scales (WeightPart).
-  // Inputs of an output that have a scale and a zero together: of kInt4Groups. kInt4 only.
+  // Inputs of an output that have a scale and a zero together: one of kInt4Groups. kInt4 only.
   int64_t group = 0;
   // Inputs of at least this magnitude are not made 8 bits: row by row they are multiplied as they
   // are (docs/numerics.md). After LLM.int8 (Dettmers et al., 2022). From kMinOutlierThreshold to
   // kMaxOutlierThreshold, or 0: there are none. kInt8 only; packed weights are the same.
   float outlier_threshold = 0;
   // What is stored is function(output), or, of a gated layer, whose first N / 2 outputs are gates
-  // and the others ups, function(gate) · up: with the bits of a layer of f32 and Activate behind
-  // it.
+  // and the others ups, function(gate) · up: with the bits of a layer of f32 and these
+  // operations behind it, one by one.
   std::optional<ActivationFunction> activation = {};
   bool gated = false;  // With an activation only; N is even.
 
@@ -67,7 +69,6 @@ struct LinearSpec {
   int64_t groups() const { return group == 0 ? 0 : CeilDiv(in_features, group); }
 };
 
-inline constexpr int64_t kInt4Groups[] = {32, 64, 128};
 inline constexpr int64_t kMaxInt4Group = kInt4Groups[2];
 inline constexpr float kMinOutlierThreshold = 0x1p-126f;
 inline constexpr float kMaxOutlierThreshold = 1e6f;

@@ -66,28 +66,13 @@ struct LayerNormArgsOf {
 };
 using LayerNormArgs = LayerNormArgsOf<DevicePtr>;
 
+// What a linear layer makes of its outputs (LinearSpec::activation).
 enum class ActivationFunction : uint8_t {
   kSilu,  // x / (1 + exp(−x))
   // 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))): GPT-2's gelu_new, gelu_pytorch_tanh. Computed as
   // x / (1 + exp(−2·√(2/π)·(x + 0.044715·x³))), the same function without cancellation.
   kGeluTanh,
 };
-
-// output = function(gate) · up; without an up, function(gate).
-template <template <typename> class P>
-struct ActivateArgsOf {
-  P<const void> gate;          // [T, E] input_dtype, rows input_stride apart
-  P<const void> up = nullptr;  // [T, E] input_dtype, rows input_stride apart; or null: not gated
-  int64_t input_stride;        // elements; 2E when gate and up are one fused projection
-  P<void> output;              // [T, E] output_dtype, overlaps no input
-  int64_t num_rows;            // T, may be 0
-  int64_t features;            // E
-  ActivationFunction function;
-  DType input_dtype;
-  DType output_dtype;
-  static constexpr auto Pointers(auto& self) { return std::tie(self.gate, self.up, self.output); }
-};
-using ActivateArgs = ActivateArgsOf<DevicePtr>;
 
 // values = cap · tanh(values / cap), element by element: capped logits.
 template <template <typename> class P>
@@ -125,26 +110,9 @@ struct GatherRowsArgsOf {
 };
 using GatherRowsArgs = GatherRowsArgsOf<DevicePtr>;
 
-// Vocabulary sums run over fixed pieces of this many ids, merged in order.
+// Vocabulary sums run over fixed pieces of this many ids, each in 16 lanes with the fixed tree,
+// merged in order.
 inline constexpr int64_t kVocabularyPiece = 4096;
-
-// max[r] = largest logit; log_sum[r] = log Σ exp(logit − max). The log-probability of an id is
-// (logit − max) − log_sum, in this order: LogProbability() in vector_math.h. Every piece of 4,096
-// ids is summed in 16 lanes with the fixed tree; pieces are added in order.
-// A logit of −∞ is a masked id. A row of only −∞, or with a NaN, gives NaN.
-template <template <typename> class P>
-struct LogSoftmaxArgsOf {
-  P<const float> logits;                 // [R, V]
-  P<float> max;                          // [R]
-  P<float> log_sum;                      // [R]
-  P<float> log_probabilities = nullptr;  // [R, V] or null; may be `logits`
-  int64_t num_rows;                      // R, may be 0
-  int64_t vocabulary;                    // V
-  static constexpr auto Pointers(auto& self) {
-    return std::tie(self.logits, self.max, self.log_sum, self.log_probabilities);
-  }
-};
-using LogSoftmaxArgs = LogSoftmaxArgsOf<DevicePtr>;
 
 }  // namespace tandem
 

@@ -76,9 +76,6 @@ class CpuBackend final : public HostBackend {
   absl::Status LayerNorm(const LayerNormArgs& args) override {
     return ForRows(args, table_.rows.layer_norm);
   }
-  absl::Status Activate(const ActivateArgs& args) override {
-    return ForRows(args, table_.rows.activate);
-  }
 
   absl::Status Add(const AddArgs& device_args) override {
     TANDEM_RETURN_IF_ERROR(Validate(device_args));
@@ -107,14 +104,6 @@ class CpuBackend final : public HostBackend {
                     row_bytes);
       }
     });
-    return absl::OkStatus();
-  }
-
-  absl::Status LogSoftmax(const LogSoftmaxArgs& device_args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(device_args));
-    const HostLogSoftmaxArgs args = OnHost(device_args);
-    Share(args.num_rows, args.vocabulary,
-          [&](int64_t begin, int64_t end) { table_.rows.log_softmax(args, begin, end); });
     return absl::OkStatus();
   }
 

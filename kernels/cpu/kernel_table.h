@@ -18,11 +18,9 @@ namespace tandem {
 struct RowKernels {
   void (*rms_norm)(const HostRmsNormArgs& args, int64_t begin, int64_t end);
   void (*layer_norm)(const HostLayerNormArgs& args, int64_t begin, int64_t end);
-  void (*activate)(const HostActivateArgs& args, int64_t begin, int64_t end);
   void (*add)(const HostAddArgs& args, int64_t begin, int64_t end);
   void (*soft_cap)(const HostSoftCapArgs& args, int64_t begin, int64_t end);
   void (*embedding)(const HostEmbeddingArgs& args, int64_t begin, int64_t end);
-  void (*log_softmax)(const HostLogSoftmaxArgs& args, int64_t begin, int64_t end);
 };
 
 // Inputs of some rows that are not made 8 bits (LinearSpec::outlier_threshold).

@@ -117,9 +117,6 @@ class CudaBackend final : public Backend {
   absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override {
     return CopyBytes(to, OnHost(from), size_bytes, cudaMemcpyDeviceToHost);
   }
-  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override {
-    return CopyBytes(OnHost(to), OnHost(from), size_bytes, cudaMemcpyDeviceToDevice);
-  }
 
   DeviceEvent Record() override { return {.ticket = stream_->Record()}; }
   absl::Status Wait(DeviceEvent event) override {
@@ -188,11 +185,9 @@ class CudaBackend final : public Backend {
   absl::Status Embedding(const EmbeddingArgs& args) override { return Run(args, CudaEmbedding); }
   absl::Status RmsNorm(const RmsNormArgs& args) override { return Run(args, CudaRmsNorm); }
   absl::Status LayerNorm(const LayerNormArgs& args) override { return Run(args, CudaLayerNorm); }
-  absl::Status Activate(const ActivateArgs& args) override { return Run(args, CudaActivate); }
   absl::Status Add(const AddArgs& args) override { return Run(args, CudaAdd); }
   absl::Status SoftCap(const SoftCapArgs& args) override { return Run(args, CudaSoftCap); }
   absl::Status GatherRows(const GatherRowsArgs& args) override { return Run(args, CudaGatherRows); }
-  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override { return Run(args, CudaLogSoftmax); }
   absl::Status RotaryTable(const RotaryTableArgs& args) override {
     return Run(args, CudaRotaryTable);
   }

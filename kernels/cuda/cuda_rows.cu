@@ -157,7 +157,7 @@ __global__ void TANDEM_THREADS(kThreads, 1) EmbeddingKernel(HostEmbeddingArgs ar
 // One block so many elements of a row.
 constexpr int kActivated = 4 * kThreads;
 
-__global__ void TANDEM_THREADS(kThreads, 1) ActivateKernel(HostActivateArgs args) {
+__global__ void TANDEM_THREADS(kThreads, 1) ActivateKernel(ActivateLaunch args) {
   BeginLaunch();
   const auto blocks = static_cast<unsigned>((args.features + kActivated - 1) / kActivated);
   const int64_t row = blockIdx.x / blocks;
@@ -202,61 +202,6 @@ __global__ void TANDEM_THREADS(kThreads, 1) SoftCapKernel(HostSoftCapArgs args) 
   if (i < args.count) args.values[i] = SoftCap(args.values[i], args.cap);
 }
 
-// ---- sums over the vocabulary ----
-
-constexpr int kVocabularyThreads = 1024;
-// Half a warp sums a piece.
-constexpr int kPiecesAtOnce = kVocabularyThreads / kLanes;
-
-__device__ __forceinline__ float LargerOf(float a, float b) { return a > b ? a : b; }
-
-__global__ void TANDEM_THREADS(kVocabularyThreads, 1) LogSoftmaxKernel(HostLogSoftmaxArgs args) {
-  BeginLaunch();
-  const SharedPtr<float> shared = SharedCast<float>(SharedMemory());  // [kPiecesAtOnce]
-  const int64_t row = blockIdx.x;
-  const int64_t vocabulary = args.vocabulary;
-  const float* const logits = args.logits + row * vocabulary;
-  const int thread = threadIdx.x;
-  float max = -__builtin_inff();
-  for (int64_t id = thread; id < vocabulary; id += kVocabularyThreads) {
-    max = LargerOf(logits[id], max);
-  }
-  for (int step = 16; step > 0; step /= 2) {
-    max = LargerOf(max, __shfl_xor_sync(0xFFFFFFFFu, max, step));
-  }
-  if (thread % 32 == 0) shared[thread / 32] = max;
-  __syncthreads();
-  for (int warp = 0; warp < kVocabularyThreads / 32; ++warp) max = LargerOf(shared[warp], max);
-  __syncthreads();
-
-  float sum = 0.0f;
-  for (int64_t first = 0; first < vocabulary; first += kPiecesAtOnce * kVocabularyPiece) {
-    const int64_t begin = first + thread / kLanes * kVocabularyPiece;
-    const int64_t end =
-        begin + kVocabularyPiece < vocabulary ? begin + kVocabularyPiece : vocabulary;
-    float lane = 0.0f;
-    for (int64_t id = begin + thread % kLanes; id < end; id += kLanes) {
-      lane = lane + Exp(logits[id] - max);
-    }
-    lane = SumOfLanes(lane);
-    if (thread % kLanes == 0) shared[thread / kLanes] = lane;
-    __syncthreads();
-    for (int piece = 0; piece < kPiecesAtOnce; ++piece) {
-      if (first + piece * kVocabularyPiece < vocabulary) sum = sum + shared[piece];
-    }
-    __syncthreads();
-  }
-  const float log_sum = Log(sum);
-  if (thread == 0) {
-    args.max[row] = max;
-    args.log_sum[row] = log_sum;
-  }
-  if (args.log_probabilities == nullptr) return;
-  for (int64_t id = thread; id < vocabulary; id += kVocabularyThreads) {
-    args.log_probabilities[row * vocabulary + id] = LogProbability(logits[id], max, log_sum);
-  }
-}
-
 }  // namespace
 
 cudaError_t CudaEmbedding(const HostEmbeddingArgs& args, cudaStream_t stream) {
@@ -271,10 +216,10 @@ cudaError_t CudaLayerNorm(const HostLayerNormArgs& args, cudaStream_t stream) {
   return Launch(LayerNormKernel, NormShape(args.num_rows), stream, args);
 }
 
-cudaError_t CudaActivate(const HostActivateArgs& args, cudaStream_t stream) {
-  const int64_t blocks = (args.features + kActivated - 1) / kActivated;
-  return Launch(ActivateKernel, {.blocks = args.num_rows * blocks, .threads = kThreads}, stream,
-                args);
+cudaError_t CudaActivate(const ActivateLaunch& launch, cudaStream_t stream) {
+  const int64_t blocks = (launch.features + kActivated - 1) / kActivated;
+  return Launch(ActivateKernel, {.blocks = launch.num_rows * blocks, .threads = kThreads}, stream,
+                launch);
 }
 
 cudaError_t CudaAdd(const HostAddArgs& args, cudaStream_t stream) {
@@ -287,14 +232,6 @@ cudaError_t CudaSoftCap(const HostSoftCapArgs& args, cudaStream_t stream) {
 
 cudaError_t CudaGatherRows(const HostGatherRowsArgs& args, cudaStream_t stream) {
   return Launch(GatherRowsKernel, {.blocks = args.num_rows, .threads = kThreads}, stream, args);
-}
-
-cudaError_t CudaLogSoftmax(const HostLogSoftmaxArgs& args, cudaStream_t stream) {
-  return Launch(LogSoftmaxKernel,
-                {.blocks = args.num_rows,
-                 .threads = kVocabularyThreads,
-                 .shared_bytes = kPiecesAtOnce * sizeof(float)},
-                stream, args);
 }
 
 }  // namespace tandem

@@ -127,12 +127,6 @@ class FencedBackend final : public Backend {
     return Later([=] { return CopyBytes(to, inside, size_bytes); });
   }
 
-  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override {
-    void* const inside = OnHost(AcrossFence(to));
-    const void* const source = OnHost(AcrossFence(from));
-    return Later([=] { return CopyBytes(inside, source, size_bytes); });
-  }
-
   DeviceEvent Record() override { return {.ticket = stream_.Release()}; }
   absl::Status Wait(DeviceEvent event) override { return stream_.Wait(event.ticket); }
   absl::Status Synchronize() override { return Wait(Record()); }
@@ -171,18 +165,12 @@ class FencedBackend final : public Backend {
     inner_args.op = static_cast<const FencedLinearOp*>(args.op)->inner();
     return Enqueue(inner_args, &Backend::Linear);
   }
-  absl::Status Activate(const ActivateArgs& args) override {
-    return Enqueue(args, &Backend::Activate);
-  }
   absl::Status Add(const AddArgs& args) override { return Enqueue(args, &Backend::Add); }
   absl::Status SoftCap(const SoftCapArgs& args) override {
     return Enqueue(args, &Backend::SoftCap);
   }
   absl::Status GatherRows(const GatherRowsArgs& args) override {
     return Enqueue(args, &Backend::GatherRows);
-  }
-  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
-    return Enqueue(args, &Backend::LogSoftmax);
   }
   absl::Status Sample(const SampleArgs& args) override {
     TANDEM_RETURN_IF_ERROR(Validate(args));

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/probe/hostile_numbers.h"
+#include "kernels/probe/sampling_probe.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status_macros.h"
 
@@ -17,6 +18,11 @@ namespace tandem {
 namespace {
 
 constexpr uint64_t kProbeSeed = 0x7461'6e64'656d;
+
+constexpr float kSoftmaxScale = 0.15f;
+
+constexpr std::pair<const char*, ActivationFunction> kActivations[] = {
+    {"silu", ActivationFunction::kSilu}, {"gelu", ActivationFunction::kGeluTanh}};
 
 enum class Inputs : uint8_t { kOrdinary, kHostile };
 
@@ -34,54 +40,89 @@ class Probe {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         dtype_ = dtype;
         TANDEM_RETURN_IF_ERROR(Norms());
-        TANDEM_RETURN_IF_ERROR(Activations());
-        TANDEM_RETURN_IF_ERROR(Linears("linear", WeightTypeOf(dtype)));
+        TANDEM_RETURN_IF_ERROR(Linears({"linear", WeightTypeOf(dtype)}));
         TANDEM_RETURN_IF_ERROR(Attention({}));
       }
-      TANDEM_RETURN_IF_ERROR(LogSoftmax());
     }
-    const AttentionOptions attention{shape_.window, shape_.head_norms, shape_.score_cap};
-    const bool has_attention = attention.window != 0 || attention.head_norms || attention.cap != 0;
-    if (has_attention) {
-      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Attention(attention); }));
-    }
-    if (shape_.gated_gelu) {
-      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Gated("geglu", ActivationFunction::kGeluTanh); }));
-    }
-    if (shape_.logit_cap != 0.0f) {
-      TANDEM_RETURN_IF_ERROR(ForAll([&] { return CappedLogits(); }));
-    }
-    if (shape_.int8_weights) {
-      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears("int8 linear", WeightType::kInt8); }));
-    }
-    if (shape_.int8_outliers != 0.0f) {
-      outlier_threshold_ = shape_.int8_outliers;
-      TANDEM_RETURN_IF_ERROR(
-          ForAll([&] { return Linears("int8 linear with outliers", WeightType::kInt8); }));
-      outlier_threshold_ = 0.0f;
-    }
-    for (const int64_t group : {32, 64, 128}) {
-      if (!shape_.int4_weights) break;
-      const std::string name = absl::StrCat("int4 linear of ", group);
-      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears(name, WeightType::kInt4, group); }));
-    }
-    if (shape_.kv_type) {
-      TANDEM_RETURN_IF_ERROR(ForAll([&] {
-        AttentionOptions options = attention;
-        options.kv_type = shape_.kv_type;
-        return shape_.kv_type == KvTypeOf(dtype_) ? absl::OkStatus() : Attention(options);
-      }));
-    }
+    TANDEM_RETURN_IF_ERROR(Options());
     return std::move(operations_);
   }
 
  private:
+  // How a layer keeps its weights, and what operations on it are called.
+  struct LinearKind {
+    std::string name;
+    WeightType weight_type;
+    int64_t group = 0;
+    float outlier_threshold = 0.0f;
+  };
+
+  // A layer in the backend's memory.
+  struct Layer {
+    PinnedBuffer packed;
+    DeviceBuffer placed;
+    std::unique_ptr<LinearOp> op;
+  };
+
+  struct LinearNumbers {
+    std::vector<std::byte> weights;  // Layers of fewer outputs leave the last one out.
+    DeviceBuffer few;                // Rows of inputs.
+    DeviceBuffer many;
+    DeviceBuffer bias;
+  };
+
   struct AttentionOptions {
     int64_t window = 0;
     bool head_norms = false;
     float cap = 0.0f;
     std::optional<KvType> kv_type = {};
   };
+
+  // All positions' queries, and their keys and values in blocks.
+  struct WrittenTokens {
+    KvLayerView kv;
+    DeviceBuffer pool;
+    DeviceBuffer table;
+    int32_t num_blocks;
+    DeviceBuffer query;
+  };
+
+  // After all else, so that what a model has none of changes nothing before.
+  absl::Status Options() {
+    const ProbeShape& s = shape_;
+    const AttentionOptions attention{s.window, s.head_norms, s.score_cap};
+    const bool has_attention = attention.window != 0 || attention.head_norms || attention.cap != 0;
+    if (has_attention) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Attention(attention); }));
+    }
+    if (s.logit_cap != 0.0f) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return CappedLogits(); }));
+    }
+    for (const LinearKind& kind : LinearOptions()) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears(kind); }));
+    }
+    if (!s.kv_type) return absl::OkStatus();
+    return ForAll([&] {
+      AttentionOptions options = attention;
+      options.kv_type = shape_.kv_type;
+      return shape_.kv_type == KvTypeOf(dtype_) ? absl::OkStatus() : Attention(options);
+    });
+  }
+
+  std::vector<LinearKind> LinearOptions() const {
+    std::vector<LinearKind> kinds;
+    if (shape_.int8_weights) kinds.push_back({"int8 linear", WeightType::kInt8});
+    if (shape_.int8_outliers != 0.0f) {
+      kinds.push_back({.name = "int8 linear with outliers",
+                       .weight_type = WeightType::kInt8,
+                       .outlier_threshold = shape_.int8_outliers});
+    }
+    for (const int64_t group : kInt4Groups) {
+      if (!shape_.int4_weights) break;
+      kinds.push_back({absl::StrCat("int4 linear of ", group), WeightType::kInt4, group});
+    }
+    return kinds;
+  }
 
   // Numbers of a block as far as one of them may be a NaN.
   static DType NumbersOf(KvType type) {
@@ -194,19 +235,12 @@ class Probe {
                           .weight_type = WeightType::kF32,
                           .compute_dtype = DType::kF32,
                           .output_dtype = DType::kF32};
-    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
-    TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(format.size_bytes));
     constexpr float kWeight = 0x1.fffffcp-64f;
-    const WeightPart part{&kWeight, 1, DType::kF32};
-    const std::span<std::byte> packed_span(packed.data(), packed.size_bytes());
-    TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed_span));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer placed, backend_.PlaceWeights(packed_span));
-    TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<LinearOp> op,
-                            backend_.PrepareLinear(spec, placed.data(), placed.size_bytes()));
+    TANDEM_ASSIGN_OR_RETURN(const Layer layer, MakeLayer(spec, &kWeight));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Copy(std::vector<float>{0x1.000002p-63f}));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(sizeof(float)));
     TANDEM_RETURN_IF_ERROR(backend_.Linear(
-        {.op = op.get(), .input = input.data(), .output = output.data(), .num_rows = 1}));
+        {.op = layer.op.get(), .input = input.data(), .output = output.data(), .num_rows = 1}));
     float product = 0.0f;
     TANDEM_RETURN_IF_ERROR(backend_.Download(&product, output.data(), sizeof(product)));
     TANDEM_RETURN_IF_ERROR(backend_.Synchronize());
@@ -277,86 +311,105 @@ class Probe {
     return Hash("layer_norm", dtype_, output);
   }
 
-  absl::Status Activate(const char* name, ActivationFunction function, const DeviceBuffer& input,
-                        DType input_dtype, bool gated) {
-    const ProbeShape& s = shape_;
-    const int64_t half = s.features * static_cast<int64_t>(SizeOf(input_dtype));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output,
-                            Zeros(s.rows * s.features * static_cast<int64_t>(SizeOf(dtype_))));
-    TANDEM_RETURN_IF_ERROR(
-        backend_.Activate({.gate = input.data(),
-                           .up = gated ? input.data() + half : DevicePtr<std::byte>(),
-                           .input_stride = gated ? 2 * s.features : s.features,
-                           .output = output.data(),
-                           .num_rows = s.rows,
-                           .features = s.features,
-                           .function = function,
-                           .input_dtype = input_dtype,
-                           .output_dtype = dtype_}));
-    return Hash(name, dtype_, output);
-  }
-
-  absl::StatusOr<DeviceBuffer> GateAndUp() {
-    return Numbers(dtype_, shape_.rows, 2 * shape_.features, 12.0f);
-  }
-
-  absl::Status Gated(const char* name, ActivationFunction function) {
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, GateAndUp());
-    return Activate(name, function, input, dtype_, /*gated=*/true);
-  }
-
-  absl::Status Activations() {
-    constexpr ActivationFunction kGelu = ActivationFunction::kGeluTanh;
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, GateAndUp());
-    TANDEM_RETURN_IF_ERROR(Activate("swiglu", ActivationFunction::kSilu, input, dtype_, true));
-    TANDEM_RETURN_IF_ERROR(Activate("gelu", kGelu, input, dtype_, false));
-    // Large numbers are their own gelu: rounded to bf16 here, past its range among them.
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer wide,
-                            Numbers(DType::kF32, shape_.rows, shape_.features, 12.0f));
-    return Activate("gelu of f32", kGelu, wide, DType::kF32, false);
-  }
-
-  absl::Status Linears(absl::string_view name, WeightType weight_type, int64_t group = 0) {
-    for (const bool segmented : {false, true}) {
-      for (const DType output : {DType::kF32, DType::kBF16}) {
-        if (output == DType::kF32 || output == dtype_) {
-          TANDEM_RETURN_IF_ERROR(Linear(name, weight_type, group, output, segmented));
-        }
+  // Every form in which models have a layer, all of the same numbers.
+  absl::Status Linears(const LinearKind& kind) {
+    TANDEM_ASSIGN_OR_RETURN(const LinearNumbers numbers, NumbersOfLinears());
+    const LinearSpec plain = PlainSpec(kind);
+    LinearSpec segmented = plain;
+    segmented.segmented = true;
+    TANDEM_RETURN_IF_ERROR(Linear(kind.name, plain, numbers));
+    TANDEM_RETURN_IF_ERROR(Linear(absl::StrCat(kind.name, " in segments"), segmented, numbers));
+    for (const auto& [name, function] : kActivations) {
+      for (const bool gated : {false, true}) {
+        TANDEM_RETURN_IF_ERROR(
+            Linear(absl::StrCat(kind.name, gated ? " with gated " : " with ", name),
+                   ActivatedSpec(plain, function, gated), numbers));
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status Linear(absl::string_view name, WeightType weight_type, int64_t group,
-                      DType output_dtype, bool segmented) {
+  absl::StatusOr<LinearNumbers> NumbersOfLinears() {
     const ProbeShape& s = shape_;
-    const LinearSpec spec{.in_features = s.features,
-                          .out_features = s.outputs,
-                          .weight_type = weight_type,
-                          .compute_dtype = dtype_,
-                          .output_dtype = output_dtype,
-                          .segmented = segmented,
-                          .group = group,
-                          .outlier_threshold = outlier_threshold_};
-    const std::vector<std::byte> weights = HostNumbers(dtype_, s.outputs, s.features, 0.1f);
+    const int64_t outputs = EvenOutputs();
+    LinearNumbers numbers;
+    numbers.weights = HostNumbers(dtype_, outputs, s.features, 0.1f);
+    TANDEM_ASSIGN_OR_RETURN(numbers.few, Numbers(dtype_, s.rows, s.features, 2.0f));
+    TANDEM_ASSIGN_OR_RETURN(numbers.many, Numbers(dtype_, s.many_rows, s.features, 2.0f));
+    // So large that activations see more than what is near zero.
+    TANDEM_ASSIGN_OR_RETURN(numbers.bias, Numbers(DType::kF32, 1, outputs, 12.0f));
+    return numbers;
+  }
+
+  // Gates and ups are as many.
+  int64_t EvenOutputs() const { return shape_.outputs + shape_.outputs % 2; }
+
+  LinearSpec PlainSpec(const LinearKind& kind) const {
+    return {.in_features = shape_.features,
+            .out_features = shape_.outputs,
+            .weight_type = kind.weight_type,
+            .compute_dtype = dtype_,
+            .output_dtype = DType::kF32,
+            .group = kind.group,
+            .outlier_threshold = kind.outlier_threshold};
+  }
+
+  LinearSpec ActivatedSpec(const LinearSpec& plain, ActivationFunction function, bool gated) const {
+    LinearSpec spec = plain;
+    spec.output_dtype = plain.compute_dtype;
+    spec.activation = function;
+    spec.gated = gated;
+    if (gated) spec.out_features = EvenOutputs();
+    return spec;
+  }
+
+  // Layers in segments once more with outputs that are added, as models add them.
+  absl::Status Linear(absl::string_view name, const LinearSpec& spec,
+                      const LinearNumbers& numbers) {
+    TANDEM_ASSIGN_OR_RETURN(const Layer layer, MakeLayer(spec, numbers.weights.data()));
+    const DevicePtr<const float> bias = numbers.bias.as<float>();
+    for (const bool adds : {false, true}) {
+      if (adds && !spec.segmented) break;
+      LinearArgs args{.op = layer.op.get(),
+                      .input = numbers.few.data(),
+                      .bias = bias,
+                      .num_rows = shape_.rows,
+                      .adds_to_output = adds};
+      const std::string named = absl::StrCat(name, adds ? ", added" : "");
+      TANDEM_RETURN_IF_ERROR(Multiply(named, args));
+      args.bias = nullptr;
+      TANDEM_RETURN_IF_ERROR(Multiply(absl::StrCat(named, ", without bias"), args));
+      args.bias = bias;
+      args.input = numbers.many.data();
+      args.num_rows = shape_.many_rows;
+      TANDEM_RETURN_IF_ERROR(Multiply(absl::StrCat(named, ", many rows"), args));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Multiply(absl::string_view name, LinearArgs args) {
+    const LinearSpec& spec = args.op->spec();
+    const int64_t count = args.num_rows * spec.columns();
+    std::vector<std::byte> before(static_cast<size_t>(count) * SizeOf(spec.output_dtype));
+    if (args.adds_to_output) before = HostNumbers(DType::kF32, args.num_rows, spec.columns(), 1.0f);
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Copy(before));
+    args.output = output.data();
+    TANDEM_RETURN_IF_ERROR(backend_.Linear(args));
+    return Hash(name, spec.output_dtype, output);
+  }
+
+  // `weights` are in the type that is computed in.
+  absl::StatusOr<Layer> MakeLayer(const LinearSpec& spec, const void* weights) {
+    Layer layer;
     TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
-    TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(format.size_bytes));
-    const WeightPart part{weights.data(), s.outputs, dtype_};
-    const std::span<std::byte> packed_span(packed.data(), packed.size_bytes());
-    TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed_span));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer placed, backend_.PlaceWeights(packed_span));
-    TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<LinearOp> op,
-                            backend_.PrepareLinear(spec, placed.data(), placed.size_bytes()));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Numbers(dtype_, s.rows, s.features, 2.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, 1, s.outputs, 1.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output,
-                            Zeros(s.rows * s.outputs * static_cast<int64_t>(SizeOf(output_dtype))));
-    TANDEM_RETURN_IF_ERROR(backend_.Linear({.op = op.get(),
-                                            .input = input.data(),
-                                            .bias = bias.as<float>(),
-                                            .output = output.data(),
-                                            .num_rows = s.rows}));
-    return Hash(absl::StrCat(name, segmented ? " in segments" : ""), output_dtype, output);
+    TANDEM_ASSIGN_OR_RETURN(layer.packed, backend_.AllocatePinned(format.size_bytes));
+    const WeightPart part{weights, spec.out_features, spec.compute_dtype};
+    const std::span<std::byte> packed(layer.packed.data(), layer.packed.size_bytes());
+    TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed));
+    TANDEM_ASSIGN_OR_RETURN(layer.placed, backend_.PlaceWeights(packed));
+    TANDEM_ASSIGN_OR_RETURN(
+        layer.op, backend_.PrepareLinear(spec, layer.placed.data(), layer.placed.size_bytes()));
+    return layer;
   }
 
   // [positions, heads + 2 · kv_heads, head_dim]. Hostile ones leave queries and most keys ordinary,
@@ -386,113 +439,146 @@ class Probe {
 
   // Writes all positions; prefill attention for the last rows, decode for the very last.
   absl::Status Attention(const AttentionOptions& options) {
+    const std::string kv_name =
+        options.kv_type ? absl::StrCat(NameOf(*options.kv_type), " kv: ") : "";
+    TANDEM_ASSIGN_OR_RETURN(const WrittenTokens tokens, WriteTokens(options, kv_name));
+    TANDEM_RETURN_IF_ERROR(Prefill(options, kv_name, tokens));
+    return Decode(options, kv_name, tokens);
+  }
+
+  absl::StatusOr<WrittenTokens> WriteTokens(const AttentionOptions& options,
+                                            const std::string& kv_name) {
     const ProbeShape& s = shape_;
     DeviceBuffer norms;
     if (options.head_norms) {
       TANDEM_ASSIGN_OR_RETURN(norms, Numbers(DType::kF32, 2, s.head_dim, 1.0f));
     }
-    const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
-    const int64_t row_floats = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
-    const int32_t num_blocks = (s.positions + s.block_tokens - 1) / s.block_tokens;
-    const std::string kv_name =
-        options.kv_type ? absl::StrCat(NameOf(*options.kv_type), " kv: ") : "";
-    const KvTileShape tile{s.block_tokens, s.head_dim, options.kv_type.value_or(KvTypeOf(dtype_))};
-    TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile, dtype_));
-    const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool,
-                            Zeros(static_cast<int64_t>(block_bytes) * num_blocks));
-    const KvLayerView kv{.base = pool.data(),
-                         .block_stride_bytes = block_bytes,
-                         .layer_offset_bytes = 0,
-                         .tile_bytes = format.tile_bytes,
-                         .num_kv_heads = s.kv_heads,
-                         .shape = tile};
-
-    std::vector<int32_t> position_values(s.positions);
-    std::iota(position_values.begin(), position_values.end(), 0);
-    std::vector<int64_t> slot_values(position_values.begin(), position_values.end());
-    std::vector<float> frequency_values;
-    float frequency = 1.0f;
-    for (int i = 0; i < s.head_dim / 2; ++i, frequency *= 0.7f)
-      frequency_values.push_back(frequency);
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer positions, Copy(position_values));
+    TANDEM_ASSIGN_OR_RETURN(WrittenTokens tokens, EmptyBlocks(options));
+    std::vector<int64_t> slot_values(s.positions);
+    std::iota(slot_values.begin(), slot_values.end(), 0);
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer slots, Copy(slot_values));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer frequencies, Copy(frequency_values));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer cos, Zeros(int64_t{s.positions} * s.head_dim * 2));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer sin, Zeros(int64_t{s.positions} * s.head_dim * 2));
-    TANDEM_RETURN_IF_ERROR(backend_.RotaryTable({.positions = positions.as<int32_t>(),
-                                                 .inv_freq = frequencies.as<float>(),
-                                                 .cos = cos.as<float>(),
-                                                 .sin = sin.as<float>(),
-                                                 .num_tokens = s.positions,
-                                                 .head_dim = s.head_dim}));
+    TANDEM_RETURN_IF_ERROR(Rotary(cos.as<float>(), sin.as<float>()));
     TANDEM_RETURN_IF_ERROR(Hash("cos", DType::kF32, cos));
     TANDEM_RETURN_IF_ERROR(Hash("sin", DType::kF32, sin));
 
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Copy(QueriesKeysValues()));
     const int64_t query_floats = int64_t{s.heads} * s.head_dim;
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query, Zeros(s.positions * query_floats * size));
+    TANDEM_ASSIGN_OR_RETURN(tokens.query, Zeros(s.positions * QueryBytes()));
     TANDEM_RETURN_IF_ERROR(backend_.RotaryKvWrite(
         {.query = qkv.as<float>(),
          .key = qkv.as<float>() + query_floats,
          .value = qkv.as<float>() + query_floats + s.kv_heads * s.head_dim,
-         .input_stride = row_floats,
+         .input_stride = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim,
          .cos = cos.as<float>(),
          .sin = sin.as<float>(),
          .query_norm = norms.as<float>(),
          .key_norm = options.head_norms ? norms.as<float>() + s.head_dim : DevicePtr<float>(),
          .norm_epsilon = 1e-5f,
          .slots = slots.as<int64_t>(),
-         .kv = kv,
-         .query_out = query.data(),
+         .kv = tokens.kv,
+         .query_out = tokens.query.data(),
          .num_tokens = s.positions,
          .num_heads = s.heads,
          .compute_dtype = dtype_}));
-    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "query"), dtype_, query));
-    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "kv blocks"), NumbersOf(tile.type), pool));
+    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "query"), dtype_, tokens.query));
+    TANDEM_RETURN_IF_ERROR(
+        Hash(absl::StrCat(kv_name, "kv blocks"), NumbersOf(tokens.kv.shape.type), tokens.pool));
+    return tokens;
+  }
 
-    const DevicePtr<std::byte> last_queries =
-        query.data() + (s.positions - s.prefill_rows) * query_floats * size;
-    std::vector<int32_t> table_values(num_blocks);
+  // A pool of as many blocks as the positions take, in the order of its table.
+  absl::StatusOr<WrittenTokens> EmptyBlocks(const AttentionOptions& options) {
+    const ProbeShape& s = shape_;
+    const KvTileShape tile{s.block_tokens, s.head_dim, options.kv_type.value_or(KvTypeOf(dtype_))};
+    TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile, dtype_));
+    const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
+    WrittenTokens tokens;
+    tokens.num_blocks = (s.positions + s.block_tokens - 1) / s.block_tokens;
+    TANDEM_ASSIGN_OR_RETURN(tokens.pool,
+                            Zeros(static_cast<int64_t>(block_bytes) * tokens.num_blocks));
+    tokens.kv = {.base = tokens.pool.data(),
+                 .block_stride_bytes = block_bytes,
+                 .layer_offset_bytes = 0,
+                 .tile_bytes = format.tile_bytes,
+                 .num_kv_heads = s.kv_heads,
+                 .shape = tile};
+    std::vector<int32_t> table_values(tokens.num_blocks);
     std::iota(table_values.begin(), table_values.end(), 0);
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer table, Copy(table_values));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query_start,
-                            Copy(std::vector<int32_t>{0, static_cast<int32_t>(s.prefill_rows)}));
-    TANDEM_ASSIGN_OR_RETURN(
-        const DeviceBuffer num_cached,
-        Copy(std::vector<int32_t>{s.positions - static_cast<int32_t>(s.prefill_rows)}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(s.prefill_rows * query_floats * size));
-    TANDEM_RETURN_IF_ERROR(backend_.PrefillAttention({.query = last_queries,
-                                                      .kv = kv,
-                                                      .block_table = table.as<int32_t>(),
+    TANDEM_ASSIGN_OR_RETURN(tokens.table, Copy(table_values));
+    return tokens;
+  }
+
+  absl::Status Rotary(DevicePtr<float> cos, DevicePtr<float> sin) {
+    const ProbeShape& s = shape_;
+    std::vector<int32_t> position_values(s.positions);
+    std::iota(position_values.begin(), position_values.end(), 0);
+    std::vector<float> frequency_values;
+    float frequency = 1.0f;
+    for (int i = 0; i < s.head_dim / 2; ++i, frequency *= 0.7f)
+      frequency_values.push_back(frequency);
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer positions, Copy(position_values));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer frequencies, Copy(frequency_values));
+    return backend_.RotaryTable({.positions = positions.as<int32_t>(),
+                                 .inv_freq = frequencies.as<float>(),
+                                 .cos = cos,
+                                 .sin = sin,
+                                 .num_tokens = s.positions,
+                                 .head_dim = s.head_dim});
+  }
+
+  absl::Status Prefill(const AttentionOptions& options, const std::string& kv_name,
+                       const WrittenTokens& tokens) {
+    const ProbeShape& s = shape_;
+    const auto rows = static_cast<int32_t>(s.prefill_rows);
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query_start, Copy(std::vector<int32_t>{0, rows}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_cached,
+                            Copy(std::vector<int32_t>{s.positions - rows}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(rows * QueryBytes()));
+    TANDEM_RETURN_IF_ERROR(backend_.PrefillAttention({.query = QueryOf(tokens, s.positions - rows),
+                                                      .kv = tokens.kv,
+                                                      .block_table = tokens.table.as<int32_t>(),
                                                       .query_start = query_start.as<int32_t>(),
                                                       .num_cached = num_cached.as<int32_t>(),
                                                       .output = output.data(),
                                                       .num_sequences = 1,
-                                                      .max_blocks = num_blocks,
+                                                      .max_blocks = tokens.num_blocks,
                                                       .num_heads = s.heads,
                                                       .compute_dtype = dtype_,
-                                                      .softmax_scale = 0.15f,
+                                                      .softmax_scale = kSoftmaxScale,
                                                       .score_cap = options.cap,
                                                       .window = options.window}));
-    TANDEM_RETURN_IF_ERROR(Hash(absl::StrCat(kv_name, "prefill_attention"), dtype_, output));
+    return Hash(absl::StrCat(kv_name, "prefill_attention"), dtype_, output);
+  }
 
+  absl::Status Decode(const AttentionOptions& options, const std::string& kv_name,
+                      const WrittenTokens& tokens) {
+    const ProbeShape& s = shape_;
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_tokens, Copy(std::vector<int32_t>{s.positions}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer row, Zeros(query_floats * size));
-    TANDEM_RETURN_IF_ERROR(backend_.DecodeAttention(
-        {.query = last_queries + (s.prefill_rows - 1) * query_floats * size,
-         .kv = kv,
-         .block_table = table.as<int32_t>(),
-         .num_tokens = num_tokens.as<int32_t>(),
-         .output = row.data(),
-         .num_sequences = 1,
-         .max_blocks = num_blocks,
-         .num_heads = s.heads,
-         .compute_dtype = dtype_,
-         .softmax_scale = 0.15f,
-         .score_cap = options.cap,
-         .window = options.window}));
-    return Hash(absl::StrCat(kv_name, "decode_attention"), dtype_, row);
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(QueryBytes()));
+    TANDEM_RETURN_IF_ERROR(backend_.DecodeAttention({.query = QueryOf(tokens, s.positions - 1),
+                                                     .kv = tokens.kv,
+                                                     .block_table = tokens.table.as<int32_t>(),
+                                                     .num_tokens = num_tokens.as<int32_t>(),
+                                                     .output = output.data(),
+                                                     .num_sequences = 1,
+                                                     .max_blocks = tokens.num_blocks,
+                                                     .num_heads = s.heads,
+                                                     .compute_dtype = dtype_,
+                                                     .softmax_scale = kSoftmaxScale,
+                                                     .score_cap = options.cap,
+                                                     .window = options.window}));
+    return Hash(absl::StrCat(kv_name, "decode_attention"), dtype_, output);
+  }
+
+  // What a position's queries take.
+  int64_t QueryBytes() const {
+    return int64_t{shape_.heads} * shape_.head_dim * static_cast<int64_t>(SizeOf(dtype_));
+  }
+
+  DevicePtr<std::byte> QueryOf(const WrittenTokens& tokens, int64_t position) const {
+    return tokens.query.data() + position * QueryBytes();
   }
 
   absl::Status CappedLogits() {
@@ -504,27 +590,11 @@ class Probe {
     return Hash("soft_cap", DType::kF32, logits);
   }
 
-  absl::Status LogSoftmax() {
-    const ProbeShape& s = shape_;
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer logits,
-                            Numbers(DType::kF32, s.rows, s.vocabulary, 9.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer stats, Zeros(2 * s.rows * 4));
-    TANDEM_RETURN_IF_ERROR(backend_.LogSoftmax({.logits = logits.as<float>(),
-                                                .max = stats.as<float>(),
-                                                .log_sum = stats.as<float>() + s.rows,
-                                                .log_probabilities = logits.as<float>(),
-                                                .num_rows = s.rows,
-                                                .vocabulary = s.vocabulary}));
-    TANDEM_RETURN_IF_ERROR(Hash("log_softmax", DType::kF32, logits));
-    return Hash("log_softmax_stats", DType::kF32, stats);
-  }
-
   Backend& backend_;
   const ProbeShape shape_;
   Random random_;
   Inputs inputs_ = Inputs::kOrdinary;
   DType dtype_ = DType::kF32;
-  float outlier_threshold_ = 0.0f;
   std::vector<ProbedOperation> operations_;
 };
 
@@ -542,7 +612,6 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
                          .window = options.window ? 299 : 0,
                          .head_norms = options.head_norms,
                          .score_cap = options.score_cap ? 5.0f : 0.0f,
-                         .gated_gelu = options.gated_gelu,
                          .logit_cap = options.logit_cap ? 30.0f : 0.0f,
                          .int8_weights = options.int8_weights,
                          .int8_outliers = options.int8_outliers ? 1.5f : 0.0f,
@@ -556,6 +625,8 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
     hash.Update(operation.name);
     hash.Update(operation.digest.data(), operation.digest.size());
   }
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling(backend));
+  hash.Update(draws.data(), draws.size());
   return hash.Finish();
 }
 

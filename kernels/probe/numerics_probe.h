@@ -1,4 +1,4 @@
-// What class of bits a backend computes: every operation on fixed inputs, hashed.
+// What class of bits a backend computes: every operation that a model runs on fixed inputs, hashed.
 //
 // Two workers whose probes agree may continue each other's streams (with the digest of the weights
 // and the formats, the probe makes up numerics_id). It does not depend on threads.
@@ -23,8 +23,9 @@
 
 namespace tandem {
 
-// Counts the orders of docs/numerics.md: a change to one of them is a new version.
-inline constexpr int kNumericsVersion = 2;
+// Counts the orders of docs/numerics.md, and what of them is measured for every model: a change to
+// either is a new version.
+inline constexpr int kNumericsVersion = 3;
 
 // Options that only some models' layers have. What a model has none of is not probed for it, so
 // that an option's arrival, or a change to it, is none for the others.
@@ -32,7 +33,6 @@ struct ProbedOptions {
   bool window = false;
   bool head_norms = false;
   bool score_cap = false;
-  bool gated_gelu = false;
   bool logit_cap = false;
   bool int8_weights = false;
   bool int8_outliers = false;
@@ -41,16 +41,18 @@ struct ProbedOptions {
   std::optional<int> head_dim = {};    // Where such heads have an attention of their own.
 };
 
-// A few milliseconds on a CPU. Engine thread only.
+// Every operation, linear layers in each form that models have, and the sampler. A few milliseconds
+// on a CPU. Engine thread only.
 absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions& options = {});
 
 // Sizes of what is probed. The defaults: no multiple of a vector where a tail matters; inputs of a
 // linear layer above one segment; positions above a segment of attention.
 struct ProbeShape {
   int64_t rows = 5;
+  int64_t many_rows = 20;  // Linear layers once more: not for kernels of few rows.
   int64_t features = 331;  // In and out of row operations, into linear layers.
   int64_t outputs = 75;
-  int64_t vocabulary = 4096 + 523;
+  int64_t vocabulary = 523;  // Capped logits.
   int heads = 4;
   int kv_heads = 2;
   int head_dim = 48;
@@ -62,7 +64,6 @@ struct ProbeShape {
   bool head_norms = false;
   float score_cap = 0.0f;
   // After that, these.
-  bool gated_gelu = false;
   float logit_cap = 0.0f;
   bool int8_weights = false;
   float int8_outliers = 0.0f;  // LinearSpec::outlier_threshold.

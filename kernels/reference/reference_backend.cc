@@ -69,14 +69,10 @@ class ReferenceBackend final : public HostBackend {
     return Run(args, ReferenceLayerNorm);
   }
   absl::Status Linear(const LinearArgs& args) override { return Run(args, ReferenceLinear); }
-  absl::Status Activate(const ActivateArgs& args) override { return Run(args, ReferenceActivate); }
   absl::Status Add(const AddArgs& args) override { return Run(args, ReferenceAdd); }
   absl::Status SoftCap(const SoftCapArgs& args) override { return Run(args, ReferenceSoftCap); }
   absl::Status GatherRows(const GatherRowsArgs& args) override {
     return Run(args, ReferenceGatherRows);
-  }
-  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
-    return Run(args, ReferenceLogSoftmax);
   }
   absl::Status Sample(const SampleArgs& args) override { return Run(args, SampleAll); }
   absl::Status RotaryTable(const RotaryTableArgs& args) override {

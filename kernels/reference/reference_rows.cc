@@ -1,6 +1,5 @@
 #include "kernels/reference/reference_rows.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/reference/numbers.h"
@@ -59,18 +58,6 @@ void ReferenceLayerNorm(const HostLayerNormArgs& args) {
   }
 }
 
-void ReferenceActivate(const HostActivateArgs& args) {
-  for (int64_t r = 0; r < args.num_rows; ++r) {
-    for (int64_t e = 0; e < args.features; ++e) {
-      const int64_t from = r * args.input_stride + e;
-      const float gate = Load(args.input_dtype, args.gate, from);
-      float value = args.function == ActivationFunction::kSilu ? Silu(gate) : GeluTanh(gate);
-      if (args.up != nullptr) value = value * Load(args.input_dtype, args.up, from);
-      Store(args.output_dtype, args.output, r * args.features + e, value);
-    }
-  }
-}
-
 void ReferenceAdd(const HostAddArgs& args) {
   for (int64_t i = 0; i < args.count; ++i) {
     args.accumulator[i] = args.accumulator[i] + args.addend[i];
@@ -86,26 +73,6 @@ void ReferenceGatherRows(const HostGatherRowsArgs& args) {
     for (int64_t e = 0; e < args.features; ++e) {
       Store(args.dtype, args.output, r * args.features + e,
             Load(args.dtype, args.input, args.rows[r] * args.features + e));
-    }
-  }
-}
-
-void ReferenceLogSoftmax(const HostLogSoftmaxArgs& args) {
-  for (int64_t r = 0; r < args.num_rows; ++r) {
-    const float* logits = args.logits + r * args.vocabulary;
-    float max = -std::numeric_limits<float>::infinity();
-    for (int64_t id = 0; id < args.vocabulary; ++id) max = logits[id] > max ? logits[id] : max;
-    float sum = 0.0f;
-    for (int64_t first = 0; first < args.vocabulary; first += kVocabularyPiece) {
-      const int64_t count = std::min(kVocabularyPiece, args.vocabulary - first);
-      sum = sum + SumInLanes(count, [&](int64_t i) { return Exp(logits[first + i] - max); });
-    }
-    const float log_sum = Log(sum);
-    args.max[r] = max;
-    args.log_sum[r] = log_sum;
-    if (args.log_probabilities == nullptr) continue;
-    for (int64_t id = 0; id < args.vocabulary; ++id) {
-      args.log_probabilities[r * args.vocabulary + id] = LogProbability(logits[id], max, log_sum);
     }
   }
 }

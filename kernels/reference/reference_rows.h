@@ -10,11 +10,9 @@ namespace tandem {
 void ReferenceEmbedding(const HostEmbeddingArgs& args);
 void ReferenceRmsNorm(const HostRmsNormArgs& args);
 void ReferenceLayerNorm(const HostLayerNormArgs& args);
-void ReferenceActivate(const HostActivateArgs& args);
 void ReferenceSoftCap(const HostSoftCapArgs& args);
 void ReferenceAdd(const HostAddArgs& args);
 void ReferenceGatherRows(const HostGatherRowsArgs& args);
-void ReferenceLogSoftmax(const HostLogSoftmaxArgs& args);
 
 }  // namespace tandem
 

@@ -38,7 +38,7 @@ std::vector<int32_t> HighestIds(std::span<const float> row, const RowMaxima& max
 // How many ids are better than `id`.
 int32_t CountBetter(std::span<const float> row, int32_t id);
 
-// log Σ exp(logit - max) in the order of docs/numerics.md, bit-equal to Backend::LogSoftmax:
+// log Σ exp(logit - max) in the order of docs/numerics.md:
 // pieces of kVocabularyPiece ids, each in 16 lanes and the fixed tree, added in order.
 float LogSumExp(std::span<const float> row, float max);
 

@@ -61,11 +61,6 @@ absl::Status HostBackend::Download(void* to, DevicePtr<const void> from, size_t 
   return absl::OkStatus();
 }
 
-absl::Status HostBackend::Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) {
-  CopyBytes(OnHost(to), OnHost(from), size_bytes);
-  return absl::OkStatus();
-}
-
 absl::Status HostBackend::DiscardBlocks(const DiscardBlocksArgs& args) { return Validate(args); }
 
 void HostBackend::Free(DevicePtr<std::byte> data, size_t size_bytes) {

@@ -19,7 +19,6 @@ class HostBackend : public Backend {
 
   absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) override;
   absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override;
-  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override;
 
   absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -236,16 +237,6 @@ absl::Status Validate(const LinearArgs& args) {
   return NotNull("linear", "output", args.output);
 }
 
-absl::Status Validate(const ActivateArgs& args) {
-  TANDEM_RETURN_IF_ERROR(Rows("activate", args.num_rows));
-  TANDEM_RETURN_IF_ERROR(Features("activate", args.features));
-  if (args.num_rows == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(
-      InRange("activate", "input_stride", args.input_stride, args.features, 2 * kMaxFeatures));
-  TANDEM_RETURN_IF_ERROR(NotNull("activate", "gate", args.gate));
-  return NotNull("activate", "output", args.output);
-}
-
 absl::Status Validate(const AddArgs& args) {
   TANDEM_RETURN_IF_ERROR(InRange("add", "count", args.count, 0, int64_t{1} << 48));
   if (args.count == 0) return absl::OkStatus();
@@ -269,15 +260,6 @@ absl::Status Validate(const GatherRowsArgs& args) {
   TANDEM_RETURN_IF_ERROR(NotNull("gather rows", "input", args.input));
   TANDEM_RETURN_IF_ERROR(NotNull("gather rows", "rows", args.rows));
   return NotNull("gather rows", "output", args.output);
-}
-
-absl::Status Validate(const LogSoftmaxArgs& args) {
-  TANDEM_RETURN_IF_ERROR(Rows("log softmax", args.num_rows));
-  TANDEM_RETURN_IF_ERROR(InRange("log softmax", "vocabulary", args.vocabulary, 1, kMaxFeatures));
-  if (args.num_rows == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(NotNull("log softmax", "logits", args.logits));
-  TANDEM_RETURN_IF_ERROR(NotNull("log softmax", "max", args.max));
-  return NotNull("log softmax", "log_sum", args.log_sum);
 }
 
 absl::Status Validate(const SampleArgs& args) {

@@ -27,11 +27,9 @@ absl::Status Validate(const EmbeddingArgs& args);
 absl::Status Validate(const RmsNormArgs& args);
 absl::Status Validate(const LayerNormArgs& args);
 absl::Status Validate(const LinearArgs& args);
-absl::Status Validate(const ActivateArgs& args);
 absl::Status Validate(const AddArgs& args);
 absl::Status Validate(const SoftCapArgs& args);
 absl::Status Validate(const GatherRowsArgs& args);
-absl::Status Validate(const LogSoftmaxArgs& args);
 absl::Status Validate(const SampleArgs& args);
 absl::Status Validate(const RotaryTableArgs& args);
 // `tile_bytes`: of the backend's format for the pool's shape.

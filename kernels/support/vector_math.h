@@ -111,7 +111,7 @@ struct SinCosResult {
                       static_cast<float>((quadrant + 1u) & 2u ? -cosine : cosine)};
 }
 
-// The log-probability of one id, from what LogSoftmax gives for its row.
+// The log-probability of one id, from the largest logit of its row and log Σ exp(logit − max).
 [[gnu::always_inline]] constexpr float LogProbability(float logit, float max, float log_sum) {
   return (logit - max) - log_sum;
 }

@@ -120,7 +120,7 @@ TEST_F(AmxTest, EightBitsHaveTheBitsOfOtherPaths) {
 
 TEST_F(AmxTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind) {
   ExpectAddedOutputsAreThoseOfAdd(*OnTable(tiles_), /*outliers=*/true, &random_);
-  ExpectActivatedOutputsAreThoseOfActivate(*OnTable(tiles_), /*outliers=*/true, &random_);
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*OnTable(tiles_), /*outliers=*/true, &random_);
 }
 
 // Where weights are 128 too high, a sum leaves the numbers of 32 bits meanwhile.
@@ -299,12 +299,12 @@ TEST_F(AmxTest, TheProbeTellsTheClass) {
   int differ = 0;
   for (size_t o = 0; o < own->size(); ++o) {
     const std::string& name = (*own)[o].name;
-    const bool is_own = name.starts_with("linear ") && name.find("bf16") != std::string::npos;
+    const bool is_own = name.starts_with("linear") && name.find("bf16") != std::string::npos;
     const bool differs = (*own)[o].digest != (*others)[o].digest;
     EXPECT_TRUE(is_own || !differs) << name;
     differ += differs;
   }
-  EXPECT_GE(differ, 4);  // Ordinary numbers and hostile ones, in segments and not, to f32.
+  EXPECT_GE(differ, 21);  // Each form of a layer, of ordinary numbers at least.
 }
 
 #if defined(__x86_64__)

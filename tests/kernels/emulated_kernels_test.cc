@@ -39,7 +39,6 @@ ProbeShape Shape(int64_t rows, int64_t features, int head_dim, int32_t positions
           .window = positions / 2,
           .head_norms = true,
           .score_cap = 5.0f,
-          .gated_gelu = true,
           .logit_cap = 3.0f,
           .int8_weights = true};
 }
@@ -98,7 +97,7 @@ TEST_F(EmulatedKernelsTest, WhatLayersAddAndActivateHasTheBitsOfOperationsBehind
     const RowCounts rows =
         name == std::string_view("cuda") ? RowCounts(kFewFusedRows) : RowCounts(kTensorRows);
     ExpectAddedOutputsAreThoseOfAdd(*device, /*outliers=*/false, random_.get(), rows);
-    ExpectActivatedOutputsAreThoseOfActivate(*device, /*outliers=*/false, random_.get(), rows);
+    ExpectActivatedOutputsAreThoseOfTheFunctions(*device, /*outliers=*/false, random_.get(), rows);
     EXPECT_EQ(emulated::TakeFault(), "") << name;
   }
 }

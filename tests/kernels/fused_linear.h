@@ -1,5 +1,6 @@
 // What a linear layer does besides multiplying has the bits of the operations that would come
-// behind it: by every kernel that finishes outputs. Seeds are the caller's.
+// behind it, Add and the scalar functions: by every kernel that finishes outputs. Seeds are the
+// caller's.
 
 #ifndef TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
 #define TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
@@ -12,6 +13,8 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/api/linear.h"
+#include "kernels/support/float_environment.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/random.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
@@ -108,10 +111,27 @@ inline void ExpectAddedOutputsAreThoseOfAdd(TestDevice& device, bool outliers, R
   }
 }
 
-// LinearSpec::activation is a layer of f32 and Activate behind it.
-inline void ExpectActivatedOutputsAreThoseOfActivate(TestDevice& device, bool outliers,
-                                                     Random* random,
-                                                     RowCounts num_rows = kAnyFusedRows) {
+// The outputs of a layer of f32 activated as `spec` says, one by one.
+inline std::vector<std::byte> Activated(const LinearSpec& spec, const std::vector<float>& outputs) {
+  const KernelFloatScope scope;
+  const size_t columns = spec.columns(), rows = outputs.size() / spec.out_features;
+  std::vector<std::byte> bytes(rows * columns * SizeOf(spec.output_dtype));
+  for (size_t i = 0; i < rows * columns; ++i) {
+    const float* const gate = &outputs[i / columns * spec.out_features + i % columns];
+    float y = spec.activation == ActivationFunction::kSilu ? Silu(*gate) : GeluTanh(*gate);
+    if (spec.gated) y = y * gate[columns];
+    const Bfloat16 narrow = ToBfloat16(y);
+    const void* const from =
+        spec.output_dtype == DType::kF32 ? static_cast<const void*>(&y) : &narrow;
+    std::memcpy(&bytes[i * SizeOf(spec.output_dtype)], from, SizeOf(spec.output_dtype));
+  }
+  return bytes;
+}
+
+// LinearSpec::activation is a layer of f32 and the function behind it.
+inline void ExpectActivatedOutputsAreThoseOfTheFunctions(TestDevice& device, bool outliers,
+                                                         Random* random,
+                                                         RowCounts num_rows = kAnyFusedRows) {
   for (LinearSpec spec : FusedSpecs(outliers, random)) {
     LinearSpec activated = spec;
     activated.gated = random->Chance(0.7);
@@ -132,23 +152,13 @@ inline void ExpectActivatedOutputsAreThoseOfActivate(TestDevice& device, bool ou
     Layer layer, fused;
     ASSERT_NO_FATAL_FAILURE(MakeLayer(device, spec, parts, &layer));
     ASSERT_NO_FATAL_FAILURE(MakeLayer(device, activated, parts, &fused));
-    const int64_t columns = activated.columns();
     for (const int64_t rows : num_rows) {
       const auto input = AnyNumbers(dtype, rows * spec.in_features, random);
       const auto bias = AnyFloats(spec.out_features, random);
       const float* const bias_or_null = random->Chance(0.5) ? bias.data() : nullptr;
       const auto outputs = Multiply(device, layer, input.data(), rows, bias_or_null);
-      std::vector<std::byte> expected(rows * columns * SizeOf(activated.output_dtype));
-      std::vector<std::byte> actual = expected;
-      ASSERT_OK(device.Activate({.gate = outputs.data(),
-                                 .up = activated.gated ? outputs.data() + columns : nullptr,
-                                 .input_stride = spec.out_features,
-                                 .output = expected.data(),
-                                 .num_rows = rows,
-                                 .features = columns,
-                                 .function = *activated.activation,
-                                 .input_dtype = DType::kF32,
-                                 .output_dtype = activated.output_dtype}));
+      const std::vector<std::byte> expected = Activated(activated, outputs);
+      std::vector<std::byte> actual(expected.size());
       ASSERT_OK(device.Linear({.op = fused.op.get(),
                                .input = input.data(),
                                .bias = bias_or_null,

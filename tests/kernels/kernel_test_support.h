@@ -81,11 +81,9 @@ class TestDevice {
   absl::Status RmsNorm(const HostRmsNormArgs& args) { return Do(args, &Backend::RmsNorm); }
   absl::Status LayerNorm(const HostLayerNormArgs& args) { return Do(args, &Backend::LayerNorm); }
   absl::Status Linear(const HostLinearArgs& args) { return Do(args, &Backend::Linear); }
-  absl::Status Activate(const HostActivateArgs& args) { return Do(args, &Backend::Activate); }
   absl::Status SoftCap(const HostSoftCapArgs& args) { return Do(args, &Backend::SoftCap); }
   absl::Status Add(const HostAddArgs& args) { return Do(args, &Backend::Add); }
   absl::Status GatherRows(const HostGatherRowsArgs& args) { return Do(args, &Backend::GatherRows); }
-  absl::Status LogSoftmax(const HostLogSoftmaxArgs& args) { return Do(args, &Backend::LogSoftmax); }
   absl::Status Sample(const HostSampleArgs& args) { return Do(args, &Backend::Sample); }
   absl::Status RotaryTable(const HostRotaryTableArgs& args) {
     return Do(args, &Backend::RotaryTable);

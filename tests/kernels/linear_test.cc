@@ -153,10 +153,10 @@ TEST_P(LinearTest, OutputsThatAreAddedHaveTheBitsOfAddBehind) {
   ExpectAddedOutputsAreThoseOfAdd(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
-TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfActivateBehind) {
-  ExpectActivatedOutputsAreThoseOfActivate(*device_, HasOutliers(GetParam()), random_.get());
+TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfTheFunctionsBehind) {
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*device_, HasOutliers(GetParam()), random_.get());
   const auto on_threads = MakeDevice(GetParam(), /*num_threads=*/3);
-  ExpectActivatedOutputsAreThoseOfActivate(*on_threads, HasOutliers(GetParam()), random_.get());
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
 // So that a slow layer never looks like one that hangs.
@@ -288,7 +288,7 @@ TEST_P(LinearTest, FourBitsHaveAScaleAndAZeroAGroup) {
 
 // Parts that come in 4 bits: (q - zero) · scale, in an order and with zeros of their own.
 TEST_P(LinearTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
-  for (const int64_t group : {32, 64, 128}) {
+  for (const int64_t group : kInt4Groups) {
     for (const bool segmented : {false, true}) {
       LinearSpec spec = Int4Spec(1024, 75, group);
       spec.scaled = true;
@@ -376,7 +376,8 @@ TEST(ReferenceLinearTest, WhatIsFusedHasTheBitsOfOperationsBehind) {
   const auto reference = MakeDevice("reference");
   Random random(7);
   ExpectAddedOutputsAreThoseOfAdd(*reference, /*outliers=*/true, &random, kFewFusedRows);
-  ExpectActivatedOutputsAreThoseOfActivate(*reference, /*outliers=*/true, &random, kFewFusedRows);
+  ExpectActivatedOutputsAreThoseOfTheFunctions(*reference, /*outliers=*/true, &random,
+                                               kFewFusedRows);
 }
 
 #if defined(__x86_64__)

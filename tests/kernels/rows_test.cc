@@ -64,34 +64,6 @@ TEST_P(RowsTest, LayerNormEqualsReference) {
   }
 }
 
-TEST_P(RowsTest, ActivationsEqualReference) {
-  for (int i = 0; i < 2 * kCases; ++i) {
-    const int64_t rows = SomeRows(), features = SomeFeatures();
-    const DType in = AnyDType(), out = AnyDType();
-    const bool gated = random_->Chance(0.6), fused = gated && random_->Chance(0.5);
-    const int64_t stride = fused ? 2 * features : features;
-    const auto gate = Array(in, std::max<int64_t>(rows, 1) * stride, 20.0f);
-    const auto up = Array(in, std::max<int64_t>(rows, 1) * stride, 2.0f);
-    std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
-    HostActivateArgs args{.gate = gate.data(),
-                          .up = fused   ? gate.data() + features * SizeOf(in)
-                                : gated ? up.data()
-                                        : nullptr,
-                          .input_stride = stride,
-                          .output = expected.data(),
-                          .num_rows = rows,
-                          .features = features,
-                          .function = random_->Chance(0.5) ? ActivationFunction::kSilu
-                                                           : ActivationFunction::kGeluTanh,
-                          .input_dtype = in,
-                          .output_dtype = out};
-    ASSERT_OK(reference_->Activate(args));
-    args.output = actual.data();
-    ASSERT_OK(device_->Activate(args));
-    ASSERT_EQ(actual, expected) << rows << " × " << features;
-  }
-}
-
 TEST_P(RowsTest, SoftCapsEqualReferenceAndKeepTheCap) {
   for (int i = 0; i < kCases; ++i) {
     const int64_t count = Between(0, 70000);
@@ -168,46 +140,6 @@ TEST_P(RowsTest, GatherRowsEqualsReference) {
     ASSERT_OK(device_->GatherRows(args));
     ASSERT_EQ(actual, expected);
   }
-}
-
-TEST_P(RowsTest, LogSoftmaxEqualsReferenceAndSumsToOne) {
-  for (int i = 0; i < kCases; ++i) {
-    const int64_t rows = Between(1, 4);
-    const int64_t vocabulary = random_->Chance(0.5) ? Between(1, 300) : Between(4000, 13000);
-    auto logits = Floats(rows * vocabulary, 4.0f);
-    if (vocabulary > 1)
-      logits[Between(1, vocabulary - 1)] = -std::numeric_limits<float>::infinity();
-    std::vector<float> expected(rows * vocabulary), actual(rows * vocabulary);
-    std::vector<float> expected_stats(2 * rows), actual_stats(2 * rows);
-    HostLogSoftmaxArgs args{.logits = logits.data(),
-                            .max = expected_stats.data(),
-                            .log_sum = expected_stats.data() + rows,
-                            .log_probabilities = expected.data(),
-                            .num_rows = rows,
-                            .vocabulary = vocabulary};
-    ASSERT_OK(reference_->LogSoftmax(args));
-    args.max = actual_stats.data();
-    args.log_sum = actual_stats.data() + rows;
-    args.log_probabilities = actual.data();
-    ASSERT_OK(device_->LogSoftmax(args));
-    ASSERT_EQ(actual_stats, expected_stats) << rows << " × " << vocabulary;
-    ASSERT_EQ(actual, expected) << rows << " × " << vocabulary;
-    double total = 0;
-    for (int64_t id = 0; id < vocabulary; ++id) total += std::exp(double{actual[id]});
-    ASSERT_NEAR(total, 1.0, 1e-5);
-  }
-}
-
-TEST_P(RowsTest, LogSoftmaxOfARowWithNaNIsNaN) {
-  std::vector<float> logits(100, 1.0f);
-  logits[57] = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> max(1), log_sum(1);
-  ASSERT_OK(device_->LogSoftmax({.logits = logits.data(),
-                                 .max = max.data(),
-                                 .log_sum = log_sum.data(),
-                                 .num_rows = 1,
-                                 .vocabulary = 100}));
-  EXPECT_TRUE(std::isnan(log_sum[0]));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowsTest, testing::ValuesIn(TestedDevices()), DeviceName);

@@ -74,18 +74,6 @@ TEST_P(ValidateTest, RowOperations) {
                                     .epsilon = 0,
                                     .output_dtype = DType::kF32}),
                 "bias is null");
-  HostActivateArgs activate{.gate = data_,
-                            .input_stride = 3,
-                            .output = data_,
-                            .num_rows = 1,
-                            .features = 4,
-                            .function = ActivationFunction::kSilu,
-                            .input_dtype = DType::kF32,
-                            .output_dtype = DType::kF32};
-  ExpectRefused(device_->Activate(activate), "input_stride is 3");
-  activate.input_stride = 4;
-  activate.gate = nullptr;
-  ExpectRefused(device_->Activate(activate), "gate is null");
   ExpectRefused(device_->Embedding({.ids = ints_,
                                     .table = data_,
                                     .position_table = data_,
@@ -109,10 +97,6 @@ TEST_P(ValidateTest, RowOperations) {
                                      .features = 4,
                                      .dtype = DType::kF32}),
                 "num_input_rows is 0");
-  ExpectRefused(
-      device_->LogSoftmax(
-          {.logits = data_, .max = data_, .log_sum = nullptr, .num_rows = 1, .vocabulary = 4}),
-      "log_sum is null");
   ExpectRefused(device_->RotaryTable({.positions = ints_,
                                       .inv_freq = data_,
                                       .cos = data_,

@@ -8,6 +8,7 @@
 
 #include "kernels/api/rows.h"
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/linear_layer.h"
 
 namespace tandem {
 namespace {
@@ -102,7 +103,24 @@ TEST(VectorMathTest, LanesAreSummedInTheFixedTree) {
   EXPECT_EQ(SumLanes(lanes), 7.0f);
 }
 
-// exp in 16 lanes, through SiLU with up = 1 (a division more) over every exponent.
+// Rows of 16 by a layer that multiplies with one and activates, as a kernel of linear layers does.
+std::vector<float> ActivatedInLanes(TestDevice& device, ActivationFunction function,
+                                    const std::vector<float>& x) {
+  const LinearSpec spec{.in_features = kLanes,
+                        .out_features = kLanes,
+                        .weight_type = WeightType::kF32,
+                        .compute_dtype = DType::kF32,
+                        .output_dtype = DType::kF32,
+                        .activation = function};
+  float one[kLanes * kLanes] = {};
+  for (int i = 0; i < kLanes; ++i) one[i * kLanes + i] = 1.0f;
+  Layer layer;
+  MakeLayer(device, spec, {{one, kLanes, DType::kF32}}, &layer);
+  if (layer.op == nullptr) return {};
+  return Multiply(device, layer, x.data(), static_cast<int64_t>(x.size()) / kLanes);
+}
+
+// exp in 16 lanes, through SiLU (a division more) over every exponent.
 TEST(VectorMathTest, LanesGiveTheBitsOfTheScalarFunctions) {
   std::vector<float> x;
   for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += 9973) {
@@ -110,35 +128,25 @@ TEST(VectorMathTest, LanesGiveTheBitsOfTheScalarFunctions) {
     // Denormal inputs and results are flushed by the kernels' float environment.
     if (std::isfinite(value) && std::fabs(value) > 1e-30f) x.push_back(value);
   }
-  const std::vector<float> ones(x.size(), 1.0f);
-  for (const std::string& device : TestedDevices()) {
-    const auto backend = MakeDevice(device);
-    if (backend == nullptr) continue;
-    std::vector<float> silu(x.size()), gelu(x.size()), tanh = x;
-    const int64_t count = static_cast<int64_t>(x.size());
-    HostActivateArgs args{.gate = x.data(),
-                          .up = ones.data(),
-                          .input_stride = count,
-                          .output = silu.data(),
-                          .num_rows = 1,
-                          .features = count,
-                          .function = ActivationFunction::kSilu,
-                          .input_dtype = DType::kF32,
-                          .output_dtype = DType::kF32};
-    ASSERT_OK(backend->Activate(args));
-    args.up = nullptr;
-    args.output = gelu.data();
-    args.function = ActivationFunction::kGeluTanh;
-    ASSERT_OK(backend->Activate(args));
-    ASSERT_OK(backend->SoftCap({.values = tanh.data(), .count = count, .cap = 1.0f}));
-    for (int64_t i = 0; i < count; ++i) {
+  x.resize(x.size() / kLanes * kLanes);
+  for (const std::string& name : TestedDevices()) {
+    const auto device = MakeDevice(name);
+    if (device == nullptr) continue;
+    std::vector<float> tanh = x;
+    const auto silu = ActivatedInLanes(*device, ActivationFunction::kSilu, x);
+    const auto gelu = ActivatedInLanes(*device, ActivationFunction::kGeluTanh, x);
+    ASSERT_EQ(silu.size(), x.size());
+    ASSERT_EQ(gelu.size(), x.size());
+    ASSERT_OK(device->SoftCap(
+        {.values = tanh.data(), .count = static_cast<int64_t>(x.size()), .cap = 1.0f}));
+    for (size_t i = 0; i < x.size(); ++i) {
       if (std::fabs(Silu(x[i])) > 1e-30f) {
-        ASSERT_EQ(silu[i], Silu(x[i])) << device << ", x " << x[i];
+        ASSERT_EQ(silu[i], Silu(x[i])) << name << ", x " << x[i];
       }
       if (std::fabs(GeluTanh(x[i])) > 1e-30f) {
-        ASSERT_EQ(gelu[i], GeluTanh(x[i])) << device << ", x " << x[i];
+        ASSERT_EQ(gelu[i], GeluTanh(x[i])) << name << ", x " << x[i];
       }
-      ASSERT_EQ(tanh[i], Tanh(x[i])) << device << ", x " << x[i];
+      ASSERT_EQ(tanh[i], Tanh(x[i])) << name << ", x " << x[i];
     }
   }
 }

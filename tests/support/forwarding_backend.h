@@ -41,9 +41,6 @@ class ForwardingBackend : public Backend {
   absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override {
     return backend_->Download(to, from, size_bytes);
   }
-  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override {
-    return backend_->Copy(to, from, size_bytes);
-  }
   DeviceEvent Record() override { return backend_->Record(); }
   absl::Status Wait(DeviceEvent event) override { return backend_->Wait(event); }
   absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
@@ -75,11 +72,9 @@ class ForwardingBackend : public Backend {
   TANDEM_FORWARDED(RmsNorm)
   TANDEM_FORWARDED(LayerNorm)
   TANDEM_FORWARDED(Linear)
-  TANDEM_FORWARDED(Activate)
   TANDEM_FORWARDED(Add)
   TANDEM_FORWARDED(SoftCap)
   TANDEM_FORWARDED(GatherRows)
-  TANDEM_FORWARDED(LogSoftmax)
   TANDEM_FORWARDED(Sample)
   TANDEM_FORWARDED(RotaryTable)
   TANDEM_FORWARDED(RotaryKvWrite)

@@ -58,12 +58,8 @@ class Bench {
  public:
   Bench(std::vector<std::string> words, const std::string& isa)
       : words_(std::move(words)), backend_(Must(CreateBackend({.device = "cuda", .isa = isa}))) {
-    std::vector<Bfloat16> numbers(1 << 20);
     Random random(1);
-    for (Bfloat16& x : numbers) x = ToBfloat16(static_cast<float>(random.Unit() * 2 - 1));
-    pattern_ = Must(backend_->Allocate(numbers.size() * 2));
-    Must(backend_->Upload(pattern_.data(), numbers.data(), numbers.size() * 2));
-    Must(backend_->Synchronize());
+    for (Bfloat16& x : pattern_) x = ToBfloat16(static_cast<float>(random.Unit() * 2 - 1));
   }
 
   Backend& backend() { return *backend_; }
@@ -72,9 +68,10 @@ class Bench {
   DevicePtr<std::byte> Numbers(size_t bytes) {
     buffers_.push_back(Must(backend_->Allocate(bytes)));
     const DevicePtr<std::byte> data = buffers_.back().data();
-    for (size_t at = 0; at < bytes; at += pattern_.size_bytes()) {
-      Must(backend_->Copy(data + static_cast<std::ptrdiff_t>(at), pattern_.data(),
-                          std::min(pattern_.size_bytes(), bytes - at)));
+    const size_t pattern_bytes = pattern_.size() * sizeof(Bfloat16);
+    for (size_t at = 0; at < bytes; at += pattern_bytes) {
+      Must(backend_->Upload(data + static_cast<std::ptrdiff_t>(at), pattern_.data(),
+                            std::min(pattern_bytes, bytes - at)));
     }
     Must(backend_->Synchronize());
     return data;
@@ -213,23 +210,25 @@ class Bench {
     if (!Wanted("decode step")) return;
     const DType dtype = DType::kBF16;
     size_t weight_bytes = 0;
-    const auto linear = [&](int64_t in, int64_t out, bool segmented, DType output_dtype) {
-      const LinearSpec spec{.in_features = in,
-                            .out_features = out,
-                            .weight_type = WeightType::kBF16,
-                            .compute_dtype = dtype,
-                            .output_dtype = output_dtype,
-                            .segmented = segmented};
+    const auto linear = [&](int64_t in, int64_t out, bool segmented, bool gated = false) {
+      LinearSpec spec{.in_features = in,
+                      .out_features = out,
+                      .weight_type = WeightType::kBF16,
+                      .compute_dtype = dtype,
+                      .output_dtype = gated ? dtype : DType::kF32,
+                      .segmented = segmented,
+                      .gated = gated};
+      if (gated) spec.activation = ActivationFunction::kSilu;
       weight_bytes += Must(backend_->GetPackedFormat(spec)).size_bytes;
       return Op(spec);
     };
     constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
-    const LinearOp* const qkv = linear(kFeatures, kQkv, false, DType::kF32);
-    const LinearOp* const out = linear(kFeatures, kFeatures, true, DType::kF32);
-    const LinearOp* const gate_up = linear(kFeatures, 2 * kHidden, false, DType::kF32);
-    const LinearOp* const down = linear(kHidden, kFeatures, true, DType::kF32);
+    const LinearOp* const qkv = linear(kFeatures, kQkv, false);
+    const LinearOp* const out = linear(kFeatures, kFeatures, true);
+    const LinearOp* const gate_up = linear(kFeatures, 2 * kHidden, false, /*gated=*/true);
+    const LinearOp* const down = linear(kHidden, kFeatures, true);
     const size_t layer_bytes = std::exchange(weight_bytes, 0);
-    const LinearOp* const logits = linear(kFeatures, kVocabulary, false, DType::kF32);
+    const LinearOp* const logits = linear(kFeatures, kVocabulary, false);
 
     constexpr int64_t kBlocksEach = kStepTokens / kBlockTokens;
     const int64_t num_blocks = sequences * kBlocksEach;
@@ -246,7 +245,7 @@ class Bench {
                            weight = floats(kFeatures), angle = floats(kHeadDim);
     const DevicePtr<std::byte> narrow = Numbers(sequences * 2 * kHidden * 2);
     const DevicePtr<std::byte> query = Numbers(sequences * kFeatures * 2);
-    const DevicePtr<std::byte> gates = Numbers(sequences * 2 * kHidden * 4);
+    const DevicePtr<std::byte> gates = Numbers(sequences * kHidden * 2);
     const auto norm = [=, this] {
       Must(backend_->RmsNorm({.input = residual,
                               .weight = weight,
@@ -289,17 +288,6 @@ class Bench {
                                       .compute_dtype = dtype,
                                       .softmax_scale = 0.09f}));
     };
-    const auto activate = [=, this] {
-      Must(backend_->Activate({.gate = gates,
-                               .up = gates + kHidden * 4,
-                               .input_stride = 2 * kHidden,
-                               .output = narrow,
-                               .num_rows = sequences,
-                               .features = kHidden,
-                               .function = ActivationFunction::kSilu,
-                               .input_dtype = DType::kF32,
-                               .output_dtype = dtype}));
-    };
     const std::vector<std::pair<std::string, std::function<void()>>> layer = {
         {"norms", norm},
         {"qkv", [=] { apply(qkv, wide); }},
@@ -309,7 +297,6 @@ class Bench {
         {"additions", add},
         {"norms", norm},
         {"gate and up", [=] { apply(gate_up, gates); }},
-        {"activation", activate},
         {"down", [=] { apply(down, wide); }},
         {"additions", add},
     };
@@ -406,7 +393,7 @@ class Bench {
   const std::vector<std::string> words_;
   const std::unique_ptr<Backend> backend_;
   const std::vector<uint32_t> mask_ = std::vector<uint32_t>((kVocabulary + 31) / 32, 0xFFFF7FFFu);
-  DeviceBuffer pattern_;
+  std::vector<Bfloat16> pattern_ = std::vector<Bfloat16>(1 << 20);
   std::vector<DeviceBuffer> buffers_;
   std::vector<std::unique_ptr<LinearOp>> ops_;
   std::vector<Row> rows_;

@@ -35,9 +35,6 @@ class TimedBackend final : public ForwardingBackend {
   absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override {
     return Time("copies", [&] { return backend().Download(to, from, size_bytes); });
   }
-  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override {
-    return Time("copies", [&] { return backend().Copy(to, from, size_bytes); });
-  }
   absl::Status Linear(const LinearArgs& args) override {
     return Time(name_linear_(args.op->spec()), [&] { return backend().Linear(args); });
   }
@@ -50,11 +47,9 @@ class TimedBackend final : public ForwardingBackend {
   TANDEM_TIMED(Embedding, "rows")
   TANDEM_TIMED(RmsNorm, "norms")
   TANDEM_TIMED(LayerNorm, "norms")
-  TANDEM_TIMED(Activate, "activation")
   TANDEM_TIMED(Add, "rows")
   TANDEM_TIMED(SoftCap, "rows")
   TANDEM_TIMED(GatherRows, "rows")
-  TANDEM_TIMED(LogSoftmax, "sampling")
   TANDEM_TIMED(Sample, "sampling")
   TANDEM_TIMED(RotaryTable, "rotary and KV write")
   TANDEM_TIMED(RotaryKvWrite, "rotary and KV write")

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/api/half.h"
+#include "kernels/api/linear.h"
 #include "runtime/base/random.h"
 #include "runtime/model/int4_matrix.h"
 #include "tests/support/temp_folder.h"
@@ -137,7 +138,7 @@ absl::StatusOr<Int4Matrix> Unpack(const Kind& kind, const QuantisedMatrix& m,
 TEST(Int4MatrixTest, NumbersScalesAndZerosAreThoseThatWerePacked) {
   Random random(3);
   for (const Kind& kind : kKinds) {
-    for (const int64_t group : {32, 64, 128}) {
+    for (const int64_t group : kInt4Groups) {
       const QuantisedMatrix m = RandomMatrix(2 * group + 8, 200, group, &random);
       StoredTensors tensors;
       Add(kind, m, "m", &tensors);
@@ -238,7 +239,7 @@ std::vector<float> LogitsOf(const Kind& kind, int64_t group, const StoredTensors
 }
 
 TEST(Int4CheckpointTest, EveryFormatOfTheSameNumbersGivesTheSameBits) {
-  for (const int64_t group : {32, 64, 128}) {
+  for (const int64_t group : kInt4Groups) {
     const auto logits = LogitsOf(kKinds[0], group, CheckpointOf(kKinds[0], group));
     ASSERT_EQ(logits.size(), 7u * kVocabulary);
     for (const Kind& kind : kKinds) {

@@ -86,11 +86,9 @@ class RowScaledBackend final : public HostBackend {
   absl::Status Embedding(const EmbeddingArgs&) override { return None(); }
   absl::Status RmsNorm(const RmsNormArgs&) override { return None(); }
   absl::Status LayerNorm(const LayerNormArgs&) override { return None(); }
-  absl::Status Activate(const ActivateArgs&) override { return None(); }
   absl::Status Add(const AddArgs&) override { return None(); }
   absl::Status SoftCap(const SoftCapArgs&) override { return None(); }
   absl::Status GatherRows(const GatherRowsArgs&) override { return None(); }
-  absl::Status LogSoftmax(const LogSoftmaxArgs&) override { return None(); }
   absl::Status Sample(const SampleArgs&) override { return None(); }
   absl::Status RotaryTable(const RotaryTableArgs&) override { return None(); }
   absl::Status RotaryKvWrite(const RotaryKvWriteArgs&) override { return None(); }
