@@ -1,6 +1,10 @@
 #include "services/server/run_program.h"
 
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
@@ -26,9 +30,29 @@ int ExitStatus(const absl::Status& why) {
   }
 }
 
+// Threads begin in many places. Where the system has none left, that ends the process, and its
+// reason is a line of the log as any other.
+[[noreturn]] void EndWithAReason() {
+  std::string why = "std::terminate";
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    why = absl::StrCat(
+        error.what(),
+        ": a thread cannot begin; see pids.max of the cgroup, ulimit -u and ulimit -v");
+  } catch (const std::exception& error) {
+    why = error.what();
+  } catch (...) {
+    why = "an exception of no known type";
+  }
+  LogError("cannot go on", {{"why", why}});
+  std::_Exit(1);
+}
+
 }  // namespace
 
 int RunProgram(const std::vector<std::string>& arguments, const Program& program) {
+  std::set_terminate(EndWithAReason);
   StopSignal stop;  // Before there is another thread.
   TakeOverGrpcLog();
   ProgramConfig config(program.flags);

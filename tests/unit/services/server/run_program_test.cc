@@ -6,9 +6,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tests/support/count_of.h"
@@ -51,6 +53,23 @@ class RunProgramTest : public testing::Test {
   bool ran_ = false;
   std::string out_, error_;
 };
+
+// Where a thread cannot begin, whichever it is.
+TEST_F(RunProgramTest, WhatNobodyCatchesIsALineOfTheLog) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run = []() noexcept {
+    FlagSet flags("tandem-test [flags]", "");
+    RunProgram({}, {.name = "tandem-test",
+                    .flags = &flags,
+                    .check = [] { return absl::OkStatus(); },
+                    .log_name = [] { return "test"; },
+                    .run = [](StopSignal*) -> absl::Status {
+                      throw std::system_error(EAGAIN, std::generic_category());
+                    }});
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(1),
+              "cannot go on.*temporarily unavailable: a thread cannot begin; see pids.max");
+}
 
 TEST_F(RunProgramTest, WrongUseIsToldInTwoLinesWhateverElseIsAsked) {
   for (const bool prints : {false, true}) {
