@@ -183,8 +183,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, 
 
 absl::StatusOr<ModelPlan> Model::Plan(const ModelOptions& options, const Backend& backend) {
   TANDEM_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
-  TANDEM_ASSIGN_OR_RETURN(const WeightSizes sizes,
-                          ModelWeights::Sizes(opened.spec, backend, opened.types));
+  TANDEM_ASSIGN_OR_RETURN(
+      const WeightSizes sizes,
+      ModelWeights::Sizes(opened.spec, backend, opened.types, opened.stored_type));
   return ModelPlan{.config = std::move(opened.config), .types = opened.types, .weights = sizes};
 }
 

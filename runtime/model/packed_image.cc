@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,6 +70,25 @@ std::string DefaultCacheDir() {
   return "";
 }
 
+CachePlace FindCachePlace(const std::string& cache_dir, size_t payload_bytes) {
+  if (cache_dir.empty()) return CachePlace::kNone;
+  const absl::StatusOr<FileDescriptor> folder = OpenCacheFolder(cache_dir);
+  if (!folder.ok()) return CachePlace::kNone;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator file(cache_dir, failed), end; !failed && file != end;
+       file.increment(failed)) {
+    std::error_code ignored;
+    if (file->path().extension() == kPackedSuffix && file->file_size(ignored) >= payload_bytes &&
+        !ignored) {
+      return CachePlace::kImage;
+    }
+  }
+  struct statvfs space {};
+  if (::fstatvfs(folder->get(), &space) != 0) return CachePlace::kNone;
+  const uint64_t free_bytes = uint64_t{space.f_bavail} * space.f_frsize;
+  return free_bytes > payload_bytes + kPackedHeaderBytes ? CachePlace::kRoom : CachePlace::kNone;
+}
+
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImageOptions& options,
                                                                const Fill& fill) {
   if (options.cache_dir.empty()) return MakeInMemory(options, fill);
@@ -84,7 +104,7 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImage
 
   absl::StatusOr<std::unique_ptr<PackedImage>> image = OpenCached(options, folder->get(), name);
   if (image.ok()) return image;
-  const absl::StatusOr<FileDescriptor> lock =
+  absl::StatusOr<FileDescriptor> lock =
       OpenPrivate(folder->get(), stem + kLockSuffix, O_RDWR | O_CREAT, 0600);
   if (!lock.ok()) return uncached(lock.status());
   if (const absl::Status locked = Lock(lock->get(), stem + kLockSuffix); !locked.ok()) {
@@ -99,6 +119,7 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImage
   image = MakeCached(options, folder->get(), name, fill);
   if (image.ok()) RemoveStaleImages(folder->get(), options.identity, name);
   if (image.ok() || !absl::IsUnavailable(image.status())) return image;
+  *lock = FileDescriptor();  // Who can share nothing waits for nobody.
   return uncached(image.status());
 }
 

@@ -42,6 +42,8 @@ struct Plan {
   std::vector<Section> sections;
   size_t total_bytes = 0;
   size_t row_scratch_bytes = 0;  // WeightSizes
+  size_t converted_bytes = 0;    // WeightSizes, but for numbers in F16.
+  size_t most_numbers = 0;       // of a layer
 };
 
 // Visits a declaration. Every part is a section, its biases another.
@@ -99,6 +101,7 @@ class Planner {
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;
     plan_.row_scratch_bytes = std::max(plan_.row_scratch_bytes, format.row_scratch_bytes);
+    CountNumbers(decl);
     Add(std::move(section));
     std::vector<TensorDecl> biases;
     for (const LinearPart& part : decl.parts) {
@@ -115,6 +118,19 @@ class Planner {
   }
 
  private:
+  void CountNumbers(const LinearDecl& decl) const {
+    size_t numbers = 0;
+    size_t converted_bytes = 0;
+    for (const LinearPart& part : decl.parts) {
+      const auto count = static_cast<size_t>(part.out_features * decl.in_features);
+      numbers += count;
+      if (part.float8.present) converted_bytes += count * sizeof(float);
+      if (decl.int4_format.present()) converted_bytes += count;
+    }
+    plan_.most_numbers = std::max(plan_.most_numbers, numbers);
+    plan_.converted_bytes = std::max(plan_.converted_bytes, converted_bytes);
+  }
+
   Planner(const Backend& backend, const ModelTypes& types, Plan* plan)
       : backend_(backend), types_(types), plan_(*plan) {}
 
@@ -365,9 +381,12 @@ class Binder {
 }  // namespace
 
 absl::StatusOr<WeightSizes> ModelWeights::Sizes(const ModelSpec& spec, const Backend& backend,
-                                                const ModelTypes& types) {
+                                                const ModelTypes& types, TensorType stored_type) {
   TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, backend, types));
-  return WeightSizes{plan.total_bytes, plan.row_scratch_bytes};
+  const size_t from_f16 =
+      stored_type == TensorType::kF16 ? plan.most_numbers * sizeof(float) : size_t{0};
+  return WeightSizes{plan.total_bytes, plan.row_scratch_bytes,
+                     std::max(plan.converted_bytes, from_f16)};
 }
 
 absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelSpec& spec,

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 #include "runtime/base/sha256.h"
+#include "runtime/config/tensor_type.h"
 #include "runtime/model/model_spec.h"
 #include "runtime/model/model_types.h"
 #include "runtime/model/packed_image.h"
@@ -42,14 +43,15 @@ using LayerWeights = WeightParts::Layer;
 struct WeightSizes {
   size_t packed_bytes = 0;
   size_t row_scratch_bytes = 0;  // PackedFormat: of the layer that takes most
+  size_t converted_bytes = 0;    // While a layer is packed, if its numbers are converted before.
 };
 
 // Immutable.
 class ModelWeights {
  public:
-  // Reads no weights.
+  // Reads no weights, which are of `stored_type`.
   static absl::StatusOr<WeightSizes> Sizes(const ModelSpec& spec, const Backend& backend,
-                                           const ModelTypes& types);
+                                           const ModelTypes& types, TensorType stored_type);
 
   // Maps the packing from the cache, or packs `source`. `backend` outlives the result.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelSpec& spec,

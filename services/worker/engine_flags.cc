@@ -70,10 +70,10 @@ void EngineFlags::Declare(FlagSet* flags) {
              "with --weights int8: inputs of at least this magnitude are multiplied as they are, "
              "row by row, and not made 8 bits; 6 is usual; 0: all are",
              0, kMaxOutlierThreshold);
-  flags->AddChoice(
-      "kv-dtype", &kv_dtype, KvChoices(),
-      "what KV is kept and moved in; auto: --dtype; int8: a scale a token of a KV head; "
-      "int8g8: a scale each 8 numbers; fp8: 8-bit floats (E4M3), no scales");
+  flags->AddChoice("kv-dtype", &kv_dtype, KvChoices(),
+                   "what KV is kept and moved in; auto: --dtype; f32: with f32 there alone; int8: "
+                   "a scale a token of a KV head; "
+                   "int8g8: a scale each 8 numbers; fp8: 8-bit floats (E4M3), no scales");
   flags->AddChoice(
       "isa", &isa, IsaChoices(),
       "instruction set; lower it to match other machines bit for bit; amx: bf16 by the "

@@ -75,10 +75,13 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
   TANDEM_ASSIGN_OR_RETURN(const ModelPlan model, Model::Plan(model_options, backend));
   TANDEM_ASSIGN_OR_RETURN(const KvLayout layout,
                           KvLayout::Make(model.config, backend, model.types, options.block_size));
+  const CachePlace cache = FindCachePlace(model_options.cache_dir, model.weights.packed_bytes);
   const ModelSizes model_sizes = {
       .max_positions = model.config.max_positions,
       .weights_bytes = static_cast<int64_t>(model.weights.packed_bytes),
-      .weights_are_shared = !model_options.cache_dir.empty(),
+      .weights_are_shared = cache != CachePlace::kNone,
+      .packing_bytes =
+          cache == CachePlace::kImage ? 0 : static_cast<int64_t>(model.weights.converted_bytes),
       .block_bytes = static_cast<int64_t>(layout.block_bytes),
       .window = model.config.largest_window(),
       .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute) +

@@ -41,6 +41,7 @@ struct MemoryBill {
   int32_t num_workers;
   int64_t weights_bytes;
   bool weights_are_shared;
+  std::string why_not_shared;
   int64_t router_bytes;
   // In each worker.
   int64_t limit_bytes, scratch_bytes, reserve_bytes;
@@ -69,7 +70,9 @@ struct MemoryBill {
         absl::StrFormat("of the %s that %s, weights take %s", FormatByteSize(machine_bytes), owner,
                         FormatByteSize(weights_bytes));
     if (shared) {
-      text += weights_are_shared ? " once" : absl::StrFormat(" in each of %d workers", num_workers);
+      text += weights_are_shared
+                  ? " once"
+                  : absl::StrFormat(" in each of %d workers%s", num_workers, why_not_shared);
     }
     if (router_bytes > 0) {
       absl::StrAppendFormat(&text, ", the router %s", FormatByteSize(router_bytes));
@@ -107,6 +110,7 @@ MemoryBill HostBill(const SizeOptions& options, const ModelSizes& model,
           .num_workers = options.machine_share,
           .weights_bytes = model.weights_bytes,
           .weights_are_shared = model.weights_are_shared,
+          .why_not_shared = " (--cache-dir has no room for them, or is not this user's alone)",
           .router_bytes = options.router_bytes,
           .limit_bytes = MemoryLimit(options, machine),
           .scratch_bytes = scratch_bytes,
@@ -130,6 +134,7 @@ absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSiz
       .num_workers = options.gpu_share > 0 ? options.gpu_share : options.machine_share,
       .weights_bytes = model.weights_bytes,
       .weights_are_shared = false,
+      .why_not_shared = "",
       .router_bytes = 0,
       .limit_bytes = 0,
       .scratch_bytes = scratch_bytes,
@@ -212,6 +217,22 @@ absl::StatusOr<int64_t> FreeBytes(const MemoryBill& bill) {
       bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.more, bill.advice()));
 }
 
+// What packing takes besides the weights. They can be written back to the cache's file; without one
+// every worker packs its own.
+absl::Status CheckPacking(const ModelSizes& model, const MemoryBill& bill) {
+  const int64_t packers = model.weights_are_shared ? 1 : bill.num_workers;
+  const int64_t kept_bytes = model.weights_are_shared ? 0 : packers * model.weights_bytes;
+  const int64_t left_bytes =
+      (bill.machine_bytes - bill.router_bytes - kept_bytes) / packers - kProcessReserve;
+  if (model.packing_bytes <= left_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--model: its largest matrix takes %s while it is packed, as numbers that kernels can read, "
+      "and of the %s that %s %s are left%s: %s",
+      FormatByteSize(model.packing_bytes), FormatByteSize(bill.machine_bytes), bill.owner,
+      FormatLeft(left_bytes), packers > 1 ? absl::StrFormat(" in each of %d workers", packers) : "",
+      bill.more));
+}
+
 // The longest sequence, beside nothing else.
 absl::Status CheckSequenceInSharedMemory(int32_t sequence_tokens, int64_t sequence_bytes,
                                          const SharedMemory& memory) {
@@ -227,6 +248,13 @@ absl::Status CheckSequenceInSharedMemory(int32_t sequence_tokens, int64_t sequen
 // The most that /dev/shm has for one of `num_pools` pools, however much of it is in use now.
 int64_t SharedMemoryPart(const SharedMemory& memory, int32_t num_pools) {
   return (memory.total_bytes - kSharedMemoryReserve) / num_pools;
+}
+
+std::string SharedMemoryBill(const SharedMemory& memory, int32_t num_pools) {
+  return absl::StrFormat(
+      "the ucx transport keeps its pools in /dev/shm, which has %s, of which %s stay reserved%s",
+      FormatByteSize(memory.total_bytes), FormatByteSize(kSharedMemoryReserve),
+      num_pools > 1 ? absl::StrFormat(", for %d workers", num_pools) : "");
 }
 
 // What an operator may do about a pool of so few blocks. The length is named because a window makes
@@ -276,6 +304,7 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
         bill, DeviceBill(options, model, memory, scratch_bytes, sizes.max_batched_tokens));
   }
   TANDEM_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(bill));
+  if (!memory.device.has_value()) TANDEM_RETURN_IF_ERROR(CheckPacking(model, bill));
   // One whose window leaves blocks behind needs fewer than its tokens have; but a prompt that is
   // computed for another worker keeps all of them.
   const KvWindow window{.tokens = options.role == "prefill" ? 0 : model.window,
@@ -307,10 +336,17 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
     TANDEM_RETURN_IF_ERROR(
         CheckSharedMemory(size, pool_bytes, options.machine_share, *shared_memory));
   }
-  const int64_t left =
-      shared_memory.has_value()
-          ? std::min(free_bytes, SharedMemoryPart(*shared_memory, options.machine_share))
-          : free_bytes;
+  int64_t left = free_bytes;
+  std::string ways = bill.advice();
+  std::string why = bill.ToString();
+  if (shared_memory.has_value()) {
+    left = std::min(left, SharedMemoryPart(*shared_memory, options.machine_share));
+    if (left < std::min(free_bytes, sequence_bytes)) {
+      ways = absl::StrCat(
+          ", make /dev/shm larger (of a container: --shm-size), choose --transport grpc", ways);
+      why = SharedMemoryBill(*shared_memory, options.machine_share);
+    }
+  }
   const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
   if (num_blocks < sequence_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -319,8 +355,8 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
         size, std::max<int64_t>(num_blocks, 0), options.block_size,
         ToString(ByteSize{model.block_bytes}), sizes.max_model_tokens, sequence_blocks,
         ToString(ByteSize{sequence_bytes}),
-        WaysToFit(num_blocks, options.block_size, sequence_bytes <= left), bill.advice(),
-        FormatLeft(left), bill.ToString()));
+        WaysToFit(num_blocks, options.block_size, sequence_bytes <= left), ways, FormatLeft(left),
+        why));
   }
   sizes.kv = {.block_tokens = options.block_size,
               .num_blocks = static_cast<int32_t>(num_blocks),

@@ -37,6 +37,7 @@ struct ModelSizes {
   int64_t max_positions = 0;
   int64_t weights_bytes = 0;
   bool weights_are_shared = false;  // Mapped by all workers of the machine, from the cache.
+  int64_t packing_bytes = 0;        // While they are packed, besides; 0: nothing is packed.
   int64_t block_bytes = 0;          // One block of the pool.
   int64_t window = 0;               // KvWindow::tokens.
   int64_t token_scratch_bytes = 0;  // What a step computes with, for each of its tokens.

@@ -312,8 +312,8 @@ TEST(ModelTest, PackedBytesFollowBothTypes) {
   ASSERT_TRUE(config.ok());
   const ModelSpec spec = MakeModelSpec(*config, *MakeDummyWeights(*config));
   const auto bytes = [&](DType compute, WeightType weights) {
-    const auto packed =
-        ModelWeights::Sizes(spec, *backend, {.compute = compute, .weights = weights});
+    const auto packed = ModelWeights::Sizes(
+        spec, *backend, {.compute = compute, .weights = weights}, TensorType::kF32);
     TANDEM_CHECK(packed.ok()) << packed.status().message();
     return packed->packed_bytes;
   };

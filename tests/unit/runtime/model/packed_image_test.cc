@@ -59,6 +59,19 @@ TEST(PackedImageTest, SecondOpenMapsWhatTheFirstPacked) {
   ExpectPattern(**mapped);
 }
 
+TEST(PackedImageTest, AFolderSaysWhatItHasForAnImage) {
+  const TempFolder folder;
+  const std::string cache = Options(folder).cache_dir;
+  EXPECT_EQ(FindCachePlace("", kPayloadBytes), CachePlace::kNone);
+  EXPECT_EQ(FindCachePlace(cache, kPayloadBytes), CachePlace::kRoom);
+  EXPECT_EQ(FindCachePlace(cache, size_t{1} << 60), CachePlace::kNone) << "no disk has room";
+  ASSERT_TRUE(PackedImage::Open(Options(folder), FillWithPattern).ok());
+  EXPECT_EQ(FindCachePlace(cache, kPayloadBytes), CachePlace::kImage);
+  EXPECT_EQ(FindCachePlace(cache, 2 * kPayloadBytes), CachePlace::kRoom) << "a smaller model's";
+  ASSERT_EQ(::chmod(cache.c_str(), 0777), 0);
+  EXPECT_EQ(FindCachePlace(cache, kPayloadBytes), CachePlace::kNone) << "anybody's folder";
+}
+
 TEST(PackedImageTest, AnotherKeyIsPackedAfresh) {
   const TempFolder folder;
   ASSERT_TRUE(PackedImage::Open(Options(folder, 1), FillWithPattern).ok());

@@ -196,7 +196,7 @@ TEST_F(ScaledWeightsTest, ComeFromTheCheckpointToTheOperationAndFromTheCache) {
   const auto mapped = Load(OneLinear(), &again);
   EXPECT_TRUE(again.read().empty()) << "packed again";
   EXPECT_THAT(Multiply(*mapped, {1, 1, 2}), ElementsAre(2.5f, -0.75f, -200.0f));
-  EXPECT_EQ(ModelWeights::Sizes(OneLinear(), backend_, {})->packed_bytes, 64u);
+  EXPECT_EQ(ModelWeights::Sizes(OneLinear(), backend_, {}, TensorType::kF32)->packed_bytes, 64u);
 }
 
 // So that a checkpoint larger than the memory can be packed.
@@ -241,7 +241,7 @@ TEST_F(ScaledWeightsTest, WhatPacksNoScalesRefusesThemBeforeAnythingIsAllocatedO
   for (const char* device : {"reference", "cpu"}) {
     const auto backend = CreateBackend({.device = device});
     ASSERT_TRUE(backend.ok()) << backend.status();
-    const auto bytes = ModelWeights::Sizes(OneLinear(), **backend, {});
+    const auto bytes = ModelWeights::Sizes(OneLinear(), **backend, {}, TensorType::kF32);
     EXPECT_EQ(bytes.status().code(), absl::StatusCode::kFailedPrecondition) << bytes.status();
     EXPECT_THAT(bytes.status().ToString(), testing::HasSubstr("come with scales")) << device;
     Tensors source = Checkpoint(2.0f);

@@ -7,6 +7,7 @@ namespace tandem {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -175,7 +176,8 @@ TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
     return Message(SizeWorker(options, model, kMachine, {}).status());
   };
   EXPECT_THAT(why(kModel), HasSubstr("--kv-memory: 7.00 GiB, but 3072 MiB are left"));
-  EXPECT_THAT(why(kModel), HasSubstr("weights take 1.00 GiB in each of 2 workers"));
+  EXPECT_THAT(why(kModel),
+              HasSubstr("weights take 1.00 GiB in each of 2 workers (--cache-dir has no room"));
   EXPECT_THAT(why(kModel), HasSubstr("each of 2 workers may have 3584 MiB more"));
   EXPECT_THAT(why(kModel), HasSubstr("or run fewer workers here"));
   ModelSizes mapped = kModel;
@@ -191,6 +193,41 @@ TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
   const auto half = SizeWorker(options, mapped, kMachine, {});
   ASSERT_TRUE(half.ok()) << half.status();
   EXPECT_EQ(half->kv.num_blocks, 3072 / 2);
+}
+
+// One that finds no packed weights converts them, matrix by matrix; without a cache all do.
+TEST(WorkerSizesTest, WhatPackingTakesMustBeThere) {
+  SizeOptions options;
+  options.machine_share = 3;
+  ModelSizes model = kModel;
+  model.weights_are_shared = true;
+  model.packing_bytes = 8 * kGiB;
+  EXPECT_TRUE(SizeWorker(options, model, kMachine, {}).ok());
+  model.packing_bytes = 9 * kGiB;
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, {}).status()),
+              HasSubstr("--model: its largest matrix takes 9.00 GiB while it is packed, as numbers "
+                        "that kernels can read, and of the 9.00 GiB that the machine or its cgroup "
+                        "allows 9152 MiB are left: give"));
+  model.weights_are_shared = false;
+  model.packing_bytes = 2 * kGiB;  // (9 − 3) / 3, but for what a process itself takes.
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, {}).status()),
+              HasSubstr("1984 MiB are left in each of 3 workers"));
+  model.packing_bytes = kGiB;
+  EXPECT_TRUE(SizeWorker(options, model, kMachine, {}).ok());
+}
+
+TEST(WorkerSizesTest, ASmallSharedMemoryIsNamedWhereItIsTheReason) {
+  SizeOptions options;
+  options.machine_share = 3;
+  const SharedMemory shared = {.total_bytes = 100 << 20, .free_bytes = 100 << 20};
+  ModelSizes model = kModel;
+  model.max_positions = 512;
+  EXPECT_THAT(
+      Message(SizeWorker(options, model, kMachine, {.shared = shared}).status()),
+      testing::AllOf(HasSubstr("are left for KV: the ucx transport keeps its pools in /dev/shm, "
+                               "which has 100.00 MiB"),
+                     HasSubstr("for 3 workers"), HasSubstr("--shm-size"),
+                     HasSubstr("--transport grpc"), Not(HasSubstr("9.00 GiB"))));
 }
 
 TEST(WorkerSizesTest, ManyWorkersHaveSmallLimitsByDefault) {
@@ -291,7 +328,7 @@ TEST(WorkerSizesTest, WhereSharedMemoryHasNoMoreNobodyIsToldToRaiseThePool) {
   options.kv_memory = {100 << 20};
   WorkerMemory shm{.shared = SharedMemory{.total_bytes = kGiB, .free_bytes = kGiB}, .device = {}};
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
-              HasSubstr("; lower --max-model-len to 1600, or run fewer"));
+              HasSubstr("; lower --max-model-len to 1600, make /dev/shm larger"));
   shm.shared = {.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
               HasSubstr("; raise --kv-memory or lower --max-model-len to 1600, or run fewer"));
