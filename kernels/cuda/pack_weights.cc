@@ -114,14 +114,13 @@ void PackInt8(const LinearSpec& spec, const Column& column, int64_t n, std::byte
 // `column` is the i-th of `part`, and packed as output n of the layer.
 void PackInt4(const LinearSpec& spec, const WeightPart& part, int64_t i, const Column& column,
               int64_t n, std::byte* packed) {
-  const int64_t num_groups = CeilDiv(spec.in_features, spec.group);
   const auto output = static_cast<int>(n % kPanelOutputs);
-  for (int64_t g = 0; g < num_groups; ++g) {
+  for (int64_t g = 0; g < spec.groups(); ++g) {
     const int64_t first = g * spec.group;
     const int64_t end = std::min(first + spec.group, spec.in_features);
     Int4Group group;
     if (spec.scaled) {
-      const int64_t at = i * num_groups + g;
+      const int64_t at = i * spec.groups() + g;
       group = {.scale = ToHalf(part.scales[at]), .zero = part.zeros[at]};
     } else {
       Int4Range range;

@@ -142,6 +142,12 @@ absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened
              {"config", Name(opened.config.checkpoint_type)},
              {"computed_in", NameOf(opened.types.compute)}});
   }
+  if (options.dtype == "auto" && opened.stored_type == TensorType::kF16) {
+    LogInfo(
+        "F16 is computed in f32; --dtype bf16 takes half of the memory for KV, and for weights "
+        "that are not quantised",
+        {{"folder", options.folder}});
+  }
   TANDEM_ASSIGN_OR_RETURN(const std::vector<std::string> unread,
                           UnreadTensors(opened.spec, *opened.source));
   if (!unread.empty()) {

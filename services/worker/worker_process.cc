@@ -76,10 +76,13 @@ absl::StatusOr<std::string> LoadModel(const WorkerOptions& options, WorkerPlan p
   plan.model_options.on_corrupt = StopOnCorruption;
   const SteadyClock clock;
   const int64_t begin_us = clock.NowUs();
+  LogInfo("loading the model; the first time its weights are packed into the cache",
+          {{"folder", options.model}, {"cache", plan.model_options.cache_dir}});
   TANDEM_ASSIGN_OR_RETURN(process->model, Model::Load(plan.model_options, process->backend.get()));
   TANDEM_ASSIGN_OR_RETURN(std::string numerics_id,
                           NumericsId(*process->model, process->backend.get()));
   LogInfo("model loaded", {{"folder", options.model},
+                           {"types", NamesOf(process->model->types())},
                            {"weights_bytes", plan.model.weights.packed_bytes},
                            {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
                            {"device", process->backend->name()},
