@@ -74,15 +74,18 @@ CachePlace FindCachePlace(const std::string& cache_dir, size_t payload_bytes) {
   if (cache_dir.empty()) return CachePlace::kNone;
   const absl::StatusOr<FileDescriptor> folder = OpenCacheFolder(cache_dir);
   if (!folder.ok()) return CachePlace::kNone;
+  bool is_being_made = false;
   std::error_code failed;
   for (std::filesystem::directory_iterator file(cache_dir, failed), end; !failed && file != end;
        file.increment(failed)) {
+    const std::string name = file->path().filename();
+    is_being_made |= name.ends_with(kTemporarySuffix);
     std::error_code ignored;
-    if (file->path().extension() == kPackedSuffix && file->file_size(ignored) >= payload_bytes &&
-        !ignored) {
+    if (name.ends_with(kPackedSuffix) && file->file_size(ignored) >= payload_bytes && !ignored) {
       return CachePlace::kImage;
     }
   }
+  if (is_being_made) return CachePlace::kRoom;  // Whoever makes it has taken the room.
   struct statvfs space {};
   if (::fstatvfs(folder->get(), &space) != 0) return CachePlace::kNone;
   const uint64_t free_bytes = uint64_t{space.f_bavail} * space.f_frsize;

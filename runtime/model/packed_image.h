@@ -45,8 +45,9 @@ struct PackedImageOptions {
 // $XDG_CACHE_HOME/tandem, else $HOME/.cache/tandem, else empty.
 std::string DefaultCacheDir();
 
-// What a cache folder has for an image of so many bytes: one of that size, room for it, or neither,
-// as the folder is not this user's alone, its file system is full, or there is none.
+// What a cache folder has for an image of so many bytes: one of that size, room for it (or somebody
+// making one), or neither, as the folder is not this user's alone, its file system is full, or
+// there is none.
 enum class CachePlace : uint8_t { kNone, kRoom, kImage };
 CachePlace FindCachePlace(const std::string& cache_dir, size_t payload_bytes);
 

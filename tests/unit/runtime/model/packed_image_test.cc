@@ -68,6 +68,9 @@ TEST(PackedImageTest, AFolderSaysWhatItHasForAnImage) {
   ASSERT_TRUE(PackedImage::Open(Options(folder), FillWithPattern).ok());
   EXPECT_EQ(FindCachePlace(cache, kPayloadBytes), CachePlace::kImage);
   EXPECT_EQ(FindCachePlace(cache, 2 * kPayloadBytes), CachePlace::kRoom) << "a smaller model's";
+  const std::string temporary = cache + "/other.packed" + kTemporarySuffix;
+  std::ofstream(temporary).put('\0');
+  EXPECT_EQ(FindCachePlace(cache, size_t{1} << 60), CachePlace::kRoom) << "somebody makes one";
   ASSERT_EQ(::chmod(cache.c_str(), 0777), 0);
   EXPECT_EQ(FindCachePlace(cache, kPayloadBytes), CachePlace::kNone) << "anybody's folder";
 }
