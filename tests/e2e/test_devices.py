@@ -130,6 +130,7 @@ def test_a_gpu_whose_kernels_hang_is_left_and_its_streams_go_on(tmp_path, hybrid
         assert "a step has no end" in gpu.log_path.read_text()
         assert router.total("tandem_stream_resumes_total") > 0
         gpu.start()
+        router.wait_alive("hybrid", 2)
 
 
 def test_a_gpu_whose_kernels_hang_ends_when_it_is_asked_to(tmp_path, hybrid):
@@ -151,3 +152,4 @@ def test_a_gpu_whose_kernels_hang_ends_when_it_is_asked_to(tmp_path, hybrid):
                 assert list(answers) == want
         assert "something that it waits for has no end" in gpu.log_path.read_text()
         gpu.start()
+        router.wait_alive("hybrid", 1)

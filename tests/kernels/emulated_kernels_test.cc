@@ -30,7 +30,7 @@ ProbeShape Shape(int64_t rows, int64_t features, int head_dim, int32_t positions
   return {.rows = rows,
           .many_rows = 1,  // Shapes differ in rows.
           .features = features,
-          .outputs = 75,
+          .outputs = 43,
           .vocabulary = 523,
           .heads = 6,
           .kv_heads = 2,
