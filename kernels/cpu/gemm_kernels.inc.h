@@ -1,6 +1,7 @@
 // Tiles of GEMM over any policy: segments, their tree, scales, bias, rounding
 // (kernels/api/linear.h). Included once per instruction set.
 
+#include <array>
 #include <bit>
 
 #include "kernels/cpu/int8_rows.h"
@@ -457,6 +458,35 @@ struct Gemm {
                        .run = Run};
   }
 };
+
+// At most so many rows a tile, and so many sums in registers.
+struct TileSize {
+  int rows;
+  int sums;
+};
+
+// Kernels of 8 bits, by Int8Policy, and of 4.
+template <typename Int8Policy, TileSize kInt8, TileSize kInt4, int64_t kChunkUnits>
+constexpr std::array<GemmKernels, 4> IntegerKernels() {
+  using OfInt8 = Gemm<Int8Policy, 2, kInt8.rows, kInt8.sums, kChunkUnits>;
+  using OfInt4 = Gemm<Int4Policy, 2, kInt4.rows, kInt4.sums, kChunkUnits>;
+  return {OfInt8::template Table<float>(), OfInt8::template Table<uint16_t>(),
+          OfInt4::template Table<float>(), OfInt4::template Table<uint16_t>()};
+}
+
+// All kernels of an instruction set without products of four bytes.
+template <TileSize kMost, TileSize kInt4, int64_t kChunkUnits>
+constexpr GemmTable AllKernels() {
+  using OfF32 = Gemm<F32Policy, 2, kMost.rows, kMost.sums, kChunkUnits>;
+  using OfBf16 = Gemm<MulAddBf16Policy, 2, kMost.rows, kMost.sums, kChunkUnits>;
+  const auto integers = IntegerKernels<PairInt8Policy, kMost, kInt4, kChunkUnits>();
+  return {OfF32::template Table<float>(),
+          OfBf16::template Table<uint16_t>(),
+          integers[0],
+          integers[1],
+          integers[2],
+          integers[3]};
+}
 
 }  // namespace
 }  // namespace tandem

@@ -3,13 +3,6 @@
 
 namespace tandem {
 
-constinit const GemmTable kAvx2Gemm = {
-    Gemm<F32Policy, 2, 6, 6, kCachedUnits>::Table<float>(),
-    Gemm<MulAddBf16Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>(),
-    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<float>(),
-    Gemm<PairInt8Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>(),
-    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<float>(),
-    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<uint16_t>(),
-};
+constinit const GemmTable kAvx2Gemm = AllKernels<TileSize{6, 6}, TileSize{4, 4}, kCachedUnits>();
 
 }  // namespace tandem

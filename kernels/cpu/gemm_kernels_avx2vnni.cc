@@ -3,11 +3,7 @@
 
 namespace tandem {
 
-constinit const std::array<GemmKernels, 4> kAvx2VnniGemm = {
-    Gemm<DotInt8Policy, 2, 6, 6, kCachedUnits>::Table<float>(),
-    Gemm<DotInt8Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>(),
-    Gemm<Int4Policy, 2, 3, 4, kCachedUnits>::Table<float>(),
-    Gemm<Int4Policy, 2, 3, 4, kCachedUnits>::Table<uint16_t>(),
-};
+constinit const std::array<GemmKernels, 4> kAvx2VnniGemm =
+    IntegerKernels<DotInt8Policy, TileSize{6, 6}, TileSize{3, 4}, kCachedUnits>();
 
 }  // namespace tandem

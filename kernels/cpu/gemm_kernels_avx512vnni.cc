@@ -3,11 +3,7 @@
 
 namespace tandem {
 
-constinit const std::array<GemmKernels, 4> kAvx512VnniGemm = {
-    Gemm<DotInt8Policy, 2, 12, 24, 0>::Table<float>(),
-    Gemm<DotInt8Policy, 2, 12, 24, 0>::Table<uint16_t>(),
-    Gemm<Int4Policy, 2, 8, 24, 0>::Table<float>(),
-    Gemm<Int4Policy, 2, 8, 24, 0>::Table<uint16_t>(),
-};
+constinit const std::array<GemmKernels, 4> kAvx512VnniGemm =
+    IntegerKernels<DotInt8Policy, TileSize{12, 24}, TileSize{8, 24}, 0>();
 
 }  // namespace tandem

@@ -3,13 +3,6 @@
 
 namespace tandem {
 
-constinit const GemmTable kGenericGemm = {
-    Gemm<F32Policy, 2, 2, 2, 0>::Table<float>(),
-    Gemm<MulAddBf16Policy, 2, 2, 2, 0>::Table<uint16_t>(),
-    Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<float>(),
-    Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<uint16_t>(),
-    Gemm<Int4Policy, 2, 2, 2, 0>::Table<float>(),
-    Gemm<Int4Policy, 2, 2, 2, 0>::Table<uint16_t>(),
-};
+constinit const GemmTable kGenericGemm = AllKernels<TileSize{2, 2}, TileSize{2, 2}, 0>();
 
 }  // namespace tandem

@@ -3,11 +3,7 @@
 
 namespace tandem {
 
-constinit const std::array<GemmKernels, 4> kNeonDotGemm = {
-    Gemm<SignedDotInt8Policy, 2, 6, 6, kCachedUnits>::Table<float>(),
-    Gemm<SignedDotInt8Policy, 2, 6, 6, kCachedUnits>::Table<uint16_t>(),
-    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<float>(),
-    Gemm<Int4Policy, 2, 4, 4, kCachedUnits>::Table<uint16_t>(),
-};
+constinit const std::array<GemmKernels, 4> kNeonDotGemm =
+    IntegerKernels<SignedDotInt8Policy, TileSize{6, 6}, TileSize{4, 4}, kCachedUnits>();
 
 }  // namespace tandem

@@ -109,6 +109,20 @@ def test_a_fleet_of_gpus_loses_no_token(tmp_path):
         router.wait_idle(60)
 
 
+def ask_until_one_hangs(router, requests, hangs, stand_in, *signals):
+    """The answers; once a stream has begun on `hangs`, its kernels hang and it gets the signals. It ends by itself, and
+    `stand_in` takes its place."""
+    before = router.total("tandem_generated_tokens_total")
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        answers = pool.map(lambda request: ask(router, request), requests)
+        wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
+        for number in (signal.SIGUSR1, *signals):
+            hangs.process.send_signal(number)
+        assert hangs.process.wait(60) == EXIT_TO_BE_REPLACED
+        stand_in.start()
+        return list(answers)
+
+
 def test_a_gpu_whose_kernels_hang_is_left_and_its_streams_go_on(tmp_path, hybrid):
     """The worker ends itself; nobody kills it. The router, which is patient, has moved nothing before."""
     requests = short_requests(45, 2)
@@ -119,14 +133,7 @@ def test_a_gpu_whose_kernels_hang_is_left_and_its_streams_go_on(tmp_path, hybrid
         router.wait_alive("hybrid", 2)
         other.kill()
         router.wait_alive("hybrid", 1)
-        before = router.total("tandem_generated_tokens_total")
-        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
-            answers = pool.map(lambda request: ask(router, request), requests)
-            wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
-            gpu.process.send_signal(signal.SIGUSR1)
-            assert gpu.process.wait(60) == EXIT_TO_BE_REPLACED
-            other.start()
-            assert list(answers) == want
+        assert ask_until_one_hangs(router, requests, gpu, other) == want
         assert "a step has no end" in gpu.log_path.read_text()
         assert router.total("tandem_stream_resumes_total") > 0
         gpu.start()
@@ -139,17 +146,11 @@ def test_a_gpu_whose_kernels_hang_ends_when_it_is_asked_to(tmp_path, hybrid):
     want = [ask(hybrid, request) for request in requests]
     gpu = worker(tmp_path, "gpu", "--isa=fma", "--drain-seconds=3", PATIENT, "--transport=grpc")
     other = worker(tmp_path, "cpu", PATIENT, "--transport=grpc")
-    with gpu, Router(tmp_path, [gpu, other], PATIENT) as router:
+    with other, gpu, Router(tmp_path, [gpu, other], PATIENT) as router:
+        router.wait_alive("hybrid", 2)
+        other.kill()
         router.wait_alive("hybrid", 1)
-        before = router.total("tandem_generated_tokens_total")
-        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
-            answers = pool.map(lambda request: ask(router, request), requests)
-            wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
-            gpu.process.send_signal(signal.SIGUSR1)
-            gpu.process.send_signal(signal.SIGTERM)
-            assert gpu.process.wait(60) == EXIT_TO_BE_REPLACED
-            with other:
-                assert list(answers) == want
+        assert ask_until_one_hangs(router, requests, gpu, other, signal.SIGTERM) == want
         assert "something that it waits for has no end" in gpu.log_path.read_text()
         gpu.start()
-        router.wait_alive("hybrid", 1)
+        router.wait_alive("hybrid", 2)
