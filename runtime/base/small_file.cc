@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
@@ -44,10 +45,19 @@ absl::StatusOr<std::string> ReadOpenFile(int fd, const std::string& path, size_t
     done += static_cast<size_t>(got);
   }
   text.resize(done);
+  TANDEM_RETURN_IF_ERROR(RefuseLfsPointer(path, text));
   return text;
 }
 
 }  // namespace
+
+absl::Status RefuseLfsPointer(const std::string& path, std::string_view beginning) {
+  if (!beginning.starts_with("version https://git-lfs.github.com/spec/")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(path,
+                   ": not the file but a pointer of Git LFS to it; \"git lfs pull\" in its "
+                   "folder fetches the file"));
+}
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes) {
   // Without O_NONBLOCK a named pipe would hold the caller until somebody writes.

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/config/json.h"
 
@@ -151,6 +152,8 @@ absl::StatusOr<SafetensorsHeader> SafetensorsHeader::Parse(std::span<const uint8
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: %d bytes, too short for a header length", what, file_bytes));
   }
+  TANDEM_RETURN_IF_ERROR(
+      RefuseLfsPointer(what, {reinterpret_cast<const char*>(prefix.data()), prefix.size()}));
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | prefix[static_cast<size_t>(i)];
   if (header_bytes > kMaxSafetensorsHeaderBytes) {

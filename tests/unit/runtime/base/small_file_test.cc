@@ -1,5 +1,6 @@
 #include "runtime/base/small_file.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -61,6 +62,17 @@ TEST(SmallFileTest, WhatFindsNoRoomReplacesNothing) {
   signal(SIGXFSZ, handler);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReadSmallFile(path, 10).value(), "before");
+}
+
+TEST(SmallFileTest, APointerOfGitLfsIsRefusedByThatName) {
+  const TempFolder folder;
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') +
+      "\nsize 9\n";
+  const absl::Status status = ReadSmallFile(folder.Write("file", pointer), 1000).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("\"git lfs pull\""));
+  EXPECT_EQ(CodeOf(folder.Write("file", " " + pointer), 1000), absl::StatusCode::kOk);
 }
 
 TEST(SmallFileTest, ANamedPipeIsRefusedWithoutWaiting) {

@@ -70,6 +70,11 @@ TEST(SafetensorsFileTest, RefusesTruncatedFiles) {
   EXPECT_THAT(Refusal(text.substr(0, text.size() - 1)), HasSubstr("[32, 40] in 39 bytes"));
 }
 
+TEST(SafetensorsFileTest, SaysThatAPointerOfGitLfsIsNone) {
+  EXPECT_THAT(Refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"),
+              HasSubstr("model.safetensors: not the file but a pointer of Git LFS"));
+}
+
 TEST(SafetensorsFileTest, RefusesHostileHeaderLengths) {
   std::string text = SafetensorsText(kGood, 40);
   text.replace(0, 8, "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF");
