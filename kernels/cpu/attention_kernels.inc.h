@@ -5,6 +5,7 @@
 #include "kernels/cpu/kv_tiles.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/micro_kernel.h"
+#include "kernels/cpu/rms_norm.h"
 
 namespace tandem {
 namespace {
@@ -66,23 +67,6 @@ struct Attention {
 
   // ---- writing ----
 
-  // RmsNormRows's row, of one head.
-  static void NormHead(const float* x, const float* weight, float epsilon, int head_dim, float* y) {
-    F32x16 sums = {};
-    for (int d = 0; d < head_dim; d += kLanes) {
-      const F32x16 v = LoadLanes(DType::kF32, x, d, LanesAt(d, head_dim));
-      sums = sums + v * v;
-    }
-    const float mean = SumOf(sums) / static_cast<float>(head_dim);
-    const float scale = 1.0f / __builtin_sqrtf(mean + epsilon);
-    for (int d = 0; d < head_dim; d += kLanes) {
-      const int lanes = LanesAt(d, head_dim);
-      const F32x16 w = LoadLanes(DType::kF32, weight, d, lanes);
-      const F32x16 v = (LoadLanes(DType::kF32, x, d, lanes) * scale) * w;
-      StoreLanes(DType::kF32, y, d, v, lanes);
-    }
-  }
-
   static void Rotate(const float* x, const float* cos, const float* sin, int head_dim, float* y) {
     if (cos == nullptr) {
       std::memcpy(y, x, sizeof(float) * head_dim);
@@ -102,7 +86,7 @@ struct Attention {
     float rotated[kMaxAttentionHeadDim];
     const auto norm = [&](const float* head, const float* weight) {
       if (weight == nullptr) return head;
-      NormHead(head, weight, args.norm_epsilon, head_dim, normed);
+      RmsNormRow(head, weight, args.norm_epsilon, head_dim, DType::kF32, normed, 0);
       return static_cast<const float*>(normed);
     };
     for (int64_t t = begin; t < end; ++t) {

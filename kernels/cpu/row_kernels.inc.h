@@ -3,27 +3,16 @@
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/rms_norm.h"
 
 namespace tandem {
 namespace {
 
 void RmsNormRows(const HostRmsNormArgs& args, int64_t begin, int64_t end) {
-  const int64_t count = args.features;
   for (int64_t r = begin; r < end; ++r) {
-    const float* x = args.input + r * count;
-    F32x16 sums = {};
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const F32x16 v = LoadLanes(DType::kF32, x, i, LanesAt(i, count));
-      sums = sums + v * v;
-    }
-    const float mean = SumOf(sums) / static_cast<float>(count);
-    const float scale = 1.0f / __builtin_sqrtf(mean + args.epsilon);
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const int lanes = LanesAt(i, count);
-      const F32x16 weight = LoadLanes(DType::kF32, args.weight, i, lanes);
-      const F32x16 y = (LoadLanes(DType::kF32, x, i, lanes) * scale) * weight;
-      StoreLanes(args.output_dtype, args.output, r * count + i, y, lanes);
-    }
+    const int64_t at = r * args.features;
+    RmsNormRow(args.input + at, args.weight, args.epsilon, args.features, args.output_dtype,
+               args.output, at);
   }
 }
 

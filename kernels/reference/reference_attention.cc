@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -11,6 +10,7 @@
 
 #include "kernels/api/e4m3.h"
 #include "kernels/reference/numbers.h"
+#include "kernels/reference/reference_rows.h"
 #include "kernels/support/int8.h"
 #include "kernels/support/vector_math.h"
 #include "runtime/base/crc32c.h"
@@ -262,14 +262,8 @@ void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
   const int half = head_dim / 2;
   // `head`, or its norm.
   const auto normed = [&](const float* head, const float* weight) {
-    std::vector<float> values(head, head + head_dim);
-    if (weight == nullptr) return values;
-    float lanes[kLanes] = {};
-    for (int d = 0; d < head_dim; ++d) lanes[d % kLanes] = lanes[d % kLanes] + head[d] * head[d];
-    const float mean = SumLanes(lanes) / static_cast<float>(head_dim);
-    const float scale = 1.0f / std::sqrt(mean + args.norm_epsilon);
-    for (int d = 0; d < head_dim; ++d) values[d] = (head[d] * scale) * weight[d];
-    return values;
+    if (weight == nullptr) return std::vector<float>(head, head + head_dim);
+    return ReferenceNormRow(head, weight, args.norm_epsilon, head_dim);
   };
   for (int64_t t = 0; t < args.num_tokens; ++t) {
     const auto rotated = [&](const std::vector<float>& head, int d) {

@@ -31,14 +31,23 @@ void ReferenceEmbedding(const HostEmbeddingArgs& args) {
   }
 }
 
+std::vector<float> ReferenceNormRow(const float* x, const float* weight, float epsilon,
+                                    int64_t count) {
+  const float sum = SumInLanes(count, [&](int64_t i) { return x[i] * x[i]; });
+  const float mean = sum / static_cast<float>(count);
+  const float scale = 1.0f / std::sqrt(mean + epsilon);
+  std::vector<float> y;
+  for (int64_t i = 0; i < count; ++i) y.push_back((x[i] * scale) * weight[i]);
+  return y;
+}
+
 void ReferenceRmsNorm(const HostRmsNormArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
-    const float* x = args.input + r * args.features;
-    const float sum = SumInLanes(args.features, [&](int64_t i) { return x[i] * x[i]; });
-    const float mean = sum / static_cast<float>(args.features);
-    const float scale = 1.0f / std::sqrt(mean + args.epsilon);
+    const int64_t at = r * args.features;
+    const std::vector<float> y =
+        ReferenceNormRow(args.input + at, args.weight, args.epsilon, args.features);
     for (int64_t e = 0; e < args.features; ++e) {
-      Store(args.output_dtype, args.output, r * args.features + e, (x[e] * scale) * args.weight[e]);
+      Store(args.output_dtype, args.output, at + e, y[static_cast<size_t>(e)]);
     }
   }
 }
