@@ -148,6 +148,11 @@ absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened
         "that are not quantised",
         {{"folder", options.folder}});
   }
+  // A type that is not supported comes first: what stands beside such a tensor is not read either.
+  for (const TensorDecl& tensor : opened.spec.Tensors()) {
+    if (!opened.source->Contains(tensor.name) || opened.source->TypeOf(tensor.name)) continue;
+    return opened.source->Tensor(tensor.name, tensor.shape).status();
+  }
   TANDEM_ASSIGN_OR_RETURN(const std::vector<std::string> unread,
                           UnreadTensors(opened.spec, *opened.source));
   if (!unread.empty()) {
