@@ -51,7 +51,7 @@ absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_t
   if (dtype == "bf16") return DType::kBF16;
   if (dtype == "auto") return stored_type == TensorType::kBF16 ? DType::kBF16 : DType::kF32;
   return absl::InvalidArgumentError(
-      absl::StrFormat("dtype is \"%s\", want auto, f32 or bf16", dtype));
+      absl::StrFormat("--dtype is \"%s\", want auto, f32 or bf16", dtype));
 }
 
 absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
@@ -61,32 +61,33 @@ absl::StatusOr<KvType> KvTypeNamed(const std::string& name, KvType automatic) {
     if (name == NameOf(type)) return type;
     absl::StrAppend(&known, ", ", NameOf(type));
   }
-  return absl::InvalidArgumentError(absl::StrFormat("kv is \"%s\", want one of %s", name, known));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--kv-dtype is \"%s\", want one of %s", name, known));
 }
 
 absl::Status CheckOutputWeights(const ModelOptions& options) {
   if (options.output_weights == "auto") return absl::OkStatus();
   if (options.output_weights != "dtype") {
     return absl::InvalidArgumentError(
-        absl::StrFormat("output_weights is \"%s\", want auto or dtype", options.output_weights));
+        absl::StrFormat("--output-weights is \"%s\", want auto or dtype", options.output_weights));
   }
   if (options.weights != "auto") return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "output_weights is \"dtype\", which the output projection has anyway with weights of "
-      "\"auto\": want int8 or int4 there, or auto here");
+      "--output-weights is \"dtype\", which the output projection has anyway with --weights auto: "
+      "want int8 or int4 there, or auto here");
 }
 
 absl::StatusOr<float> OutlierThreshold(const ModelOptions& options) {
   const double threshold = options.int8_outliers;
   if (threshold == 0) return 0.0f;
   if (!(threshold >= kMinOutlierThreshold && threshold <= kMaxOutlierThreshold)) {
-    return absl::InvalidArgumentError(absl::StrFormat("int8_outliers is %g, want 0, or %g to %g",
+    return absl::InvalidArgumentError(absl::StrFormat("--int8-outliers is %g, want 0, or %g to %g",
                                                       threshold, kMinOutlierThreshold,
                                                       kMaxOutlierThreshold));
   }
   if (options.weights == "int8") return static_cast<float>(threshold);
   return absl::InvalidArgumentError(absl::StrFormat(
-      "int8_outliers is %g, which only weights of \"int8\" have: want these instead "
+      "--int8-outliers is %g, which only weights of \"int8\" have: want these instead "
       "of \"%s\", or 0 here",
       threshold, options.weights));
 }
@@ -103,7 +104,7 @@ absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool comes_in_in
   if (options.weights == "auto") return types;
   if (comes_in_int4) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("weights is \"%s\", but the checkpoint's are in 4 bits already "
+        absl::StrFormat("--weights is \"%s\", but the checkpoint's are in 4 bits already "
                         "(quantization_config): want auto",
                         options.weights));
   }
@@ -112,7 +113,7 @@ absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, bool comes_in_in
     if (options.weights == NameOf(quantised)) return types;
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("weights is \"%s\", want auto, int8 or int4", options.weights));
+      absl::StrFormat("--weights is \"%s\", want auto, int8 or int4", options.weights));
 }
 
 absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {

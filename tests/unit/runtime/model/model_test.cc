@@ -214,7 +214,7 @@ TEST(ModelTest, ComputesInTheTypeOfTheWeightsUnlessToldOtherwise) {
   EXPECT_EQ(dtype("gpt2_heads16", "bf16"), DType::kBF16);
   EXPECT_EQ(dtype("llama_gqa64_bf16_sharded", "f32"), DType::kF32);
   EXPECT_THAT(Refusal({.folder = Tiny("gpt2_heads16"), .dtype = "int3"}),
-              HasSubstr("dtype is \"int3\", want auto, f32 or bf16"));
+              HasSubstr("--dtype is \"int3\", want auto, f32 or bf16"));
 }
 
 TEST(ModelTest, WhatConfigJsonSaysNeverNarrowsTheWeights) {
@@ -344,7 +344,7 @@ TEST(ModelTest, MatricesAreKeptInWhatIsAskedFor) {
     EXPECT_EQ(NamesOf(Model::Plan(options, *backend)->types),
               absl::StrCat("compute=", dtype, " weights=", dtype, " kv=", dtype));
     options.weights = "int3";
-    EXPECT_THAT(Refusal(options), HasSubstr("weights is \"int3\", want auto, int8 or int4"));
+    EXPECT_THAT(Refusal(options), HasSubstr("--weights is \"int3\", want auto, int8 or int4"));
   }
 }
 
@@ -368,9 +368,9 @@ TEST(ModelTest, TheOutputProjectionAloneMayStayAsItIsComputedIn) {
                 absl::StrCat("compute=bf16 weights=", options.weights, " kv=bf16 output=bf16"));
     }
     options.weights = "auto";
-    EXPECT_THAT(Refusal(options), HasSubstr("output_weights is \"dtype\", which the output"));
+    EXPECT_THAT(Refusal(options), HasSubstr("--output-weights is \"dtype\", which the output"));
     options.output_weights = "int8";
-    EXPECT_THAT(Refusal(options), HasSubstr("output_weights is \"int8\", want auto or dtype"));
+    EXPECT_THAT(Refusal(options), HasSubstr("--output-weights is \"int8\", want auto or dtype"));
   }
 }
 
@@ -417,7 +417,7 @@ TEST(ModelTest, OutliersOfMatricesInEightBitsAreThoseFromTheThresholdOn) {
     options.weights = weights;
     EXPECT_THAT(
         Refusal(options),
-        HasSubstr(absl::StrCat("int8_outliers is 6, which only weights of \"int8\" have: want "
+        HasSubstr(absl::StrCat("--int8-outliers is 6, which only weights of \"int8\" have: want "
                                "these instead of \"",
                                weights, "\"")));
   }
@@ -457,7 +457,7 @@ TEST(ModelTest, KvIsKeptInWhatIsAskedFor) {
               HasSubstr("computes in bf16 with KV of type f32"));
   options.kv = "int4";
   EXPECT_THAT(Refusal(options),
-              HasSubstr("kv is \"int4\", want one of auto, f32, bf16, int8, int8g8, fp8"));
+              HasSubstr("--kv-dtype is \"int4\", want one of auto, f32, bf16, int8, int8g8, fp8"));
 }
 
 TEST(ModelTest, BytesOfABlockFollowTheSizes) {
