@@ -3,8 +3,9 @@
 
 namespace tandem {
 
-// Sanitized builds are many times slower and look for other mistakes: they run a sample.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Builds with sanitizers and those that an emulator runs are many times slower and look for other
+// mistakes: they run a sample.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TANDEM_IS_EMULATED)
 inline constexpr bool kSampleOnly = true;
 #else
 inline constexpr bool kSampleOnly = false;
