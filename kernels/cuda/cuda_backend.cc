@@ -29,7 +29,7 @@ namespace tandem {
 namespace {
 
 constexpr int kOldestMajor = 8;  // Asynchronous copies and products of 8 bits by 32 inputs.
-constexpr int kWgmmaMajor = 9;   // That and no other has products of four warps.
+constexpr int kWgmmaMajor = 9;   // has products of four warps, as no other does
 constexpr size_t kRingBufferBytes = size_t{16} << 20;
 constexpr int kNumRingBuffers = 4;
 

@@ -11,11 +11,11 @@
 
 namespace tandem {
 
-// Kernels for which this is false have no code.
+// Kernels have no code where it is false.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr bool kHasWarpgroupProducts = true;
+__device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return true; }
 #else
-inline constexpr bool kHasWarpgroupProducts = false;
+__device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return false; }
 #endif
 
 // What this thread has written to shared memory so far, and what it has copied and waited for, may

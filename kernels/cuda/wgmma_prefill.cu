@@ -48,7 +48,7 @@ struct WgmmaStage {
   static constexpr size_t kSharedBytes = size_t{kWgmmaStages} * kBytes;
 };
 
-// Of sixteen rows of a matrix the even ones come first: which is row `index`.
+// Even ones of sixteen come first: where the one with that index is.
 __device__ __forceinline__ int EvenFirst(int index) { return index % 2 * 8 + index / 2; }
 
 // The running thread among those that copy a sub-tile. What follows from it is not worth registers
@@ -325,7 +325,7 @@ __device__ __forceinline__ void PrefillRows(const WgmmaLaunch& launch, const Row
 template <typename Kind>
 __global__ void TANDEM_THREADS(kWgmmaThreads, 1) WgmmaPrefillKernel(WgmmaLaunch launch) {
   BeginLaunch();
-  if constexpr (kHasWarpgroupProducts) {
+  if (HasWarpgroupProducts()) {
     ForEachPrefillJob<kWgmmaRows>(launch.jobs,
                                   [&](const RowJob& job) { PrefillRows<Kind>(launch, job); });
   }

@@ -121,7 +121,7 @@ __device__ __forceinline__ void Try(const TrialLaunch& launch) {
 template <int kColumns>
 __global__ void TANDEM_THREADS(kTrialThreads, 1) WgmmaTrialKernel(TrialLaunch launch) {
   BeginLaunch();
-  if constexpr (kHasWarpgroupProducts) Try<kColumns>(launch);
+  if (HasWarpgroupProducts()) Try<kColumns>(launch);
 }
 
 template <int kColumns>

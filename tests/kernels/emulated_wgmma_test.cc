@@ -288,6 +288,12 @@ TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
   emulated::FailCall(0, cudaSuccess);
 }
 
+// What a worker measures of its numbers is the same, infinities and NaNs among them.
+TEST_F(EmulatedWgmmaAttentionTest, NumericsIdsAreThoseOfAWarpsProducts) {
+  EXPECT_EQ(*ProbeNumerics(device_->backend(), {.head_dim = 64}),
+            *ProbeNumerics(of_warps_->backend(), {.head_dim = 64}));
+}
+
 // Windows, caps, cached prefixes, groups that end anywhere, several sequences.
 TEST_F(EmulatedWgmmaAttentionTest, ARowHasTheBitsOfAWarpsProducts) {
   constexpr int kHeadDims[] = {64, 96, 128};
@@ -333,11 +339,10 @@ TEST_F(EmulatedWgmmaAttentionTest, ARowHasTheBitsOfAWarpsProducts) {
 }
 
 TEST_F(EmulatedWgmmaAttentionTest, SegmentsAreMergedAsByAWarpsProducts) {
-  const PagedShape shape{.num_heads = 3, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16};
+  const PagedShape shape{.num_heads = 1, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16};
   const int64_t tokens = 2 * kAttentionSegmentTokens + 70;
   const int64_t last = 9;
   const PagedSequence sequence = Sequence(shape, tokens);
-  // What is cached are tokens that nobody asks attention of.
   const auto run = [&](TestDevice* device) {
     emulated::SetSeed(seed_);
     PagedCase paged(device, shape, 64, 40, 1);

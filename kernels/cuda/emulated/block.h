@@ -76,7 +76,7 @@ void ReadShared(size_t offset, void* to, size_t bytes);
 void WriteShared(size_t offset, const void* from, size_t bytes);
 // Additions need no order among each other, but with whatever else is done to the number.
 void AddToShared(size_t offset, uint64_t value);
-// Of `bytes` the first `there`, and zeros behind them; null: zeros alone.
+// The first `there` of so many bytes, and zeros behind them; null: zeros alone.
 void CopyAsync(size_t offset, const void* from, size_t bytes, size_t there);
 void CommitCopies();
 void WaitForCopies(int pending, const std::source_location& at);

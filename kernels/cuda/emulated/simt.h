@@ -283,7 +283,7 @@ inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
 }
 
 // Products of warpgroups (warpgroup.h): wgmma.mma_async.m64nNk16.f32.bf16.bf16, A in registers.
-inline constexpr bool kHasWarpgroupProducts = true;
+inline constexpr bool HasWarpgroupProducts() { return true; }
 
 inline void FenceAsyncReads(const std::source_location& at = std::source_location::current()) {
   emulated::FenceAsyncReads(at);
