@@ -40,6 +40,13 @@ size_t TensorPrefillSharedBytes(const KvTileShape& shape);
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits);
 cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                    const ProcessorLimits& limits, cudaStream_t stream);
+// For KV in bf16, with the same bits and scratch memory, where limits.has_warpgroup_products says
+// so.
+cudaError_t WgmmaPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
+                                  const ProcessorLimits& limits, cudaStream_t stream);
+// Tries, on the stream's device, whether products of four warps have the bits of those of one; if
+// there are none they have not. Waits for the stream.
+cudaError_t WarpgroupsSumAsWarps(cudaStream_t stream, bool* same);
 
 }  // namespace tandem
 

@@ -29,6 +29,7 @@ namespace tandem {
 namespace {
 
 constexpr int kOldestMajor = 8;  // Asynchronous copies and products of 8 bits by 32 inputs.
+constexpr int kWgmmaMajor = 9;   // has products of four warps, as no other does
 constexpr size_t kRingBufferBytes = size_t{16} << 20;
 constexpr int kNumRingBuffers = 4;
 
@@ -44,13 +45,15 @@ class CudaLinearOp final : public LinearOp {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const cudaDeviceProp& properties, CudaProducts products,
+  CudaBackend(const cudaDeviceProp& properties, CudaProducts products, bool has_warpgroup_products,
               std::unique_ptr<CudaStream> stream)
       : isa_(absl::StrCat("sm_", properties.major, properties.minor,
-                          products == CudaProducts::kFma ? "" : "-tensor")),
+                          products == CudaProducts::kFma ? "" : "-tensor",
+                          has_warpgroup_products ? "-wgmma" : "")),
         products_(products),
         limits_{.num_processors = properties.multiProcessorCount,
-                .max_shared_bytes = properties.sharedMemPerBlockOptin},
+                .max_shared_bytes = properties.sharedMemPerBlockOptin,
+                .has_warpgroup_products = has_warpgroup_products},
         stream_(std::move(stream)),
         graphs_(stream_->get()),
         scratch_(CudaScratch::Kind::kDevice, stream_->get()),
@@ -349,7 +352,14 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products
                         properties.name, properties.major, properties.minor, kOldestMajor));
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
-  return std::make_unique<CudaBackend>(properties, products, std::move(stream));
+  bool has_warpgroup_products = false;
+  if (products == CudaProducts::kTensorCores && properties.major == kWgmmaMajor &&
+      properties.minor == 0) {
+    TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
+                                      "trying the products of four warps"));
+  }
+  return std::make_unique<CudaBackend>(properties, products, has_warpgroup_products,
+                                       std::move(stream));
 }
 
 }  // namespace tandem

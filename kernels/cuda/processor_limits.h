@@ -10,6 +10,8 @@ namespace tandem {
 struct ProcessorLimits {
   int num_processors;
   size_t max_shared_bytes;  // of a block
+  // It has products of four warps, and they have the bits of a warp's (WarpgroupsSumAsWarps).
+  bool has_warpgroup_products = false;
 };
 
 }  // namespace tandem

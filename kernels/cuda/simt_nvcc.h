@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "kernels/cuda/simt_wgmma.h"
+
 namespace tandem {
 
 // A pointer into the memory that a block's threads share.
@@ -21,9 +23,9 @@ __device__ __forceinline__ SharedPtr<To> SharedCast(SharedPtr<From> from) {
   return reinterpret_cast<To*>(from);
 }
 
-// The running block's shared memory, LaunchShape::shared_bytes of it, 128-byte aligned.
+// The running block's shared memory, LaunchShape::shared_bytes of it, 1,024-byte aligned.
 __device__ __forceinline__ SharedPtr<std::byte> SharedMemory() {
-  extern __shared__ __align__(128) unsigned char tandem_shared_memory[];
+  extern __shared__ __align__(1024) unsigned char tandem_shared_memory[];
   return reinterpret_cast<std::byte*>(tandem_shared_memory);
 }
 
@@ -56,6 +58,13 @@ __device__ __forceinline__ void CopyAsync16(SharedPtr<std::byte> to, const void*
   const uint32_t bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)),
                "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// The same for 4 bytes, of which `bytes` are copied, 0 to 4; the others become zeros.
+__device__ __forceinline__ void CopyAsync4(SharedPtr<std::byte> to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SharedAddress(to)), "l"(from),
+               "r"(bytes)
                : "memory");
 }
 

@@ -16,7 +16,7 @@ constexpr int kPrefillStages = 4;
 
 struct TensorPrefillLaunch {
   PrefillLaunch jobs;
-  float4* totals;  // [block, thread's runs, thread]: what a block's segments had so far
+  float4* totals;  // SegmentTotals
 };
 
 // A stage has a tile of K, or of V.
@@ -42,18 +42,16 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     for (int step = 0; step < Rows::kSteps; ++step) queries[step] = rows.Query(step);
   };
   load_queries();
-  const int group = problem.num_heads / problem.kv.num_kv_heads;
-  const int visible = job.num_cached + (job.first_row + job.num_rows - 1) / group + 1;
-  const auto first_visible =
-      static_cast<int>(FirstVisible(job.num_cached + job.first_row / group + 1, problem.window));
-  const int begin = first_visible / kAttentionTileTokens * kAttentionTileTokens;
+  const SeenByJob seen(problem, job);
+  const int begin = seen.begin;
+  const int visible = seen.end;
   const int num_units = (visible - begin + kAttentionTileTokens - 1) / kAttentionTileTokens * 2;
   // Two warps copy a sub-tile of each tile; its block is known a tile before.
   const int own_sub = warp / 2;
   int position = begin + own_sub * kKvSubTileTokens;
   SubTiles at(problem, job, position);
   const int32_t* const table = problem.block_table + job.sequence * problem.max_blocks;
-  bool next_there = SeesSubTile(position, first_visible, visible);
+  bool next_there = SeesSubTile(position, seen.first, visible);
   int block = next_there ? table[at.index()] : 0;
   const std::byte* from = problem.kv.base;
   bool there = false;
@@ -65,7 +63,7 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
         from = at.In<typename Kind::Kv>(block);
         position += kAttentionTileTokens;
         at.Advance(kAttentionTileTokens);
-        next_there = SeesSubTile(position, first_visible, visible);
+        next_there = SeesSubTile(position, seen.first, visible);
         block = next_there ? table[at.index()] : 0;
       }
       CopySubTile<Tile, 2 * kWarp>(
@@ -90,12 +88,7 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     return ring + unit % kPrefillStages * kUnitBytes<Tile>;
   };
 
-  float total_max[Rows::kRowsOfLane];
-  float total_sum[Rows::kRowsOfLane];
-  bool any_total = false;
-  float4* const totals =
-      launch.totals + (int64_t{blockIdx.x} * Rows::kRowsOfLane * Rows::kSteps * kPrefillThreads) +
-      thread;
+  SegmentTotals<Rows, kPrefillThreads> totals(launch.totals);
   rows.Begin();
   for (int unit = 0; unit < num_units; unit += 2) {
     const int tile = begin + unit / 2 * kAttentionTileTokens;
@@ -119,31 +112,9 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     const int behind = tile + kAttentionTileTokens;
     const bool more = behind < visible;
     if (more && behind % kAttentionSegmentTokens != 0) continue;
-    if (any_total) {
-      MergeScales scales[Rows::kRowsOfLane];
-#pragma unroll
-      for (int i = 0; i < Rows::kRowsOfLane; ++i) {
-        scales[i] = ScalesOf(total_max[i], rows.max(i));
-        rows.Set(i, scales[i].max, total_sum[i] * scales[i].left + rows.sum(i) * scales[i].right);
-      }
-      rows.ForEachRun([&](int i, int run, float4& four) {
-        const float4 left = totals[(i * Rows::kSteps + run) * kPrefillThreads];
-        four.x = left.x * scales[i].left + four.x * scales[i].right;
-        four.y = left.y * scales[i].left + four.y * scales[i].right;
-        four.z = left.z * scales[i].left + four.z * scales[i].right;
-        four.w = left.w * scales[i].left + four.w * scales[i].right;
-      });
-    }
+    totals.MergeInto(&rows);
     if (!more) break;
-    rows.ForEachRun([&](int i, int run, const float4& four) {
-      totals[(i * Rows::kSteps + run) * kPrefillThreads] = four;
-    });
-#pragma unroll
-    for (int i = 0; i < Rows::kRowsOfLane; ++i) {
-      total_max[i] = rows.max(i);
-      total_sum[i] = rows.sum(i);
-    }
-    any_total = true;
+    totals.Keep(&rows);
     rows.Begin();
     load_queries();  // Their registers were wanted.
   }
@@ -168,12 +139,16 @@ size_t TensorPrefillSharedBytes(const KvTileShape& shape) {
 }
 
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits) {
-  return static_cast<size_t>(limits.num_processors) * kPrefillRows *
-         static_cast<size_t>(shape.head_dim) * sizeof(float);
+  const size_t numbers = size_t{kPrefillRows} * static_cast<size_t>(shape.head_dim);
+  return static_cast<size_t>(limits.num_processors) *
+         (numbers * sizeof(float) + kPrefillThreads * sizeof(float4));
 }
 
 cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                    const ProcessorLimits& limits, cudaStream_t stream) {
+  if (limits.has_warpgroup_products && args.kv.shape.type == KvType::kBF16) {
+    return WgmmaPrefillAttention(args, scratch, limits, stream);
+  }
   const TensorPrefillLaunch launch{.jobs = PrefillLaunchOf(args),
                                    .totals = static_cast<float4*>(scratch)};
   return ByKind</*kOneToken=*/false>(args, [&]<typename Kind>() {

@@ -235,6 +235,10 @@ class TensorScores {
     }
   }
 
+ protected:
+  // The lane's scores: of each sub-tile the even positions, then the odd ones.
+  float scores_[2 * kSubTiles][4];
+
  private:
   __device__ static int PositionOf(int n, int e) {
     return n / 2 * kKvSubTileTokens + static_cast<int>(threadIdx.x) % 4 * 4 + e * 2 + n % 2;
@@ -284,7 +288,6 @@ class TensorScores {
   const int first_row_;
   const int group_;
   const float scale_;
-  float scores_[2 * kSubTiles][4];
   uint32_t weights_[kSubTiles][4];
 };
 
@@ -377,13 +380,7 @@ class TensorRows : public TensorScores<Kind> {
     float largest[kRowsOfLane];
     this->Prepare(first_position, masked, largest);
 #pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const float rescale = Raise(largest[i], &max_[i]);
-      sum_[i] = sum_[i] * rescale + this->Weigh(i, max_[i]);
-      if (rescale == 1.0f) continue;
-#pragma unroll
-      for (int dims = 0; dims < kSteps; ++dims) Rescale(out_[dims], i, rescale);
-    }
+    for (int i = 0; i < kRowsOfLane; ++i) RescaleRow(i, WeighRow(i, largest[i]));
   }
 
   // Adds what sub-tile `sub` has, of which `tokens` are there.
@@ -429,10 +426,24 @@ class TensorRows : public TensorScores<Kind> {
     sum_[i] = sum;
   }
 
+ protected:
+  // Weights of the lane's i-th row; what its accumulators are still to be rescaled by.
+  __device__ __forceinline__ float WeighRow(int i, float largest) {
+    const float rescale = Raise(largest, &max_[i]);
+    sum_[i] = sum_[i] * rescale + this->Weigh(i, max_[i]);
+    return rescale;
+  }
+  __device__ __forceinline__ void RescaleRow(int i, float rescale) {
+    if (rescale == 1.0f) return;
+#pragma unroll
+    for (int dims = 0; dims < kSteps; ++dims) Rescale(out_[dims], i, rescale);
+  }
+
+  float out_[kSteps][2][4];  // of each sixteen numbers the even ones, then the odd ones
+
  private:
   float max_[kRowsOfLane];
   float sum_[kRowsOfLane];
-  float out_[kSteps][2][4];
 };
 
 }  // namespace tandem

@@ -74,6 +74,65 @@ __device__ __forceinline__ MergeScales ScalesOf(float left, float right) {
   return {max, none ? 1.0f : PowerOfTwo(left - max), none ? 0.0f : PowerOfTwo(right - max)};
 }
 
+// Positions that some row of a job sees, [first, end); `begin` is where their first tile begins.
+struct SeenByJob {
+  int begin;
+  int first;
+  int end;
+  __device__ SeenByJob(const AttentionProblem& problem, const RowJob& job) {
+    const int group = problem.num_heads / problem.kv.num_kv_heads;
+    end = job.num_cached + (job.first_row + job.num_rows - 1) / group + 1;
+    first =
+        static_cast<int>(FirstVisible(job.num_cached + job.first_row / group + 1, problem.window));
+    begin = first / kAttentionTileTokens * kAttentionTileTokens;
+  }
+};
+
+// What rows had of the segments before, in memory of the block's: [block, thread's runs, then their
+// maxima and sums, thread].
+template <typename Rows, int kThreads>
+class SegmentTotals {
+ public:
+  static constexpr int kRuns = Rows::kRowsOfLane * Rows::kSteps;
+  static_assert(Rows::kRowsOfLane == 2);
+
+  __device__ explicit SegmentTotals(float4* all)
+      : numbers_(all + int64_t{blockIdx.x} * (kRuns + 1) * kThreads + threadIdx.x) {}
+
+  // Rows have a segment; now they have all up to its end, if something was kept.
+  __device__ __forceinline__ void MergeInto(Rows* rows) const {
+    if (!any_) return;
+    const float4 before = numbers_[kRuns * kThreads];
+    const float max[2] = {before.x, before.y};
+    const float sum[2] = {before.z, before.w};
+    MergeScales scales[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      scales[i] = ScalesOf(max[i], rows->max(i));
+      rows->Set(i, scales[i].max, sum[i] * scales[i].left + rows->sum(i) * scales[i].right);
+    }
+    rows->ForEachRun([&](int i, int run, float4& four) {
+      const float4 left = numbers_[(i * Rows::kSteps + run) * kThreads];
+      four.x = left.x * scales[i].left + four.x * scales[i].right;
+      four.y = left.y * scales[i].left + four.y * scales[i].right;
+      four.z = left.z * scales[i].left + four.z * scales[i].right;
+      four.w = left.w * scales[i].left + four.w * scales[i].right;
+    });
+  }
+  __device__ __forceinline__ void Keep(Rows* rows) {
+    rows->ForEachRun([&](int i, int run, const float4& four) {
+      numbers_[(i * Rows::kSteps + run) * kThreads] = four;
+    });
+    numbers_[kRuns * kThreads] =
+        make_float4(rows->max(0), rows->max(1), rows->sum(0), rows->sum(1));
+    any_ = true;
+  }
+
+ private:
+  float4* const numbers_;
+  bool any_ = false;
+};
+
 // function.template operator()<Kv>() for KV that the tensor cores compute with.
 template <typename Function>
 auto ByTensorKv(KvType type, Function function) {

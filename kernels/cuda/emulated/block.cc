@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <boost/context/fiber.hpp>
-#include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +14,8 @@
 #include "kernels/cuda/emulated/early_memory.h"
 #include "kernels/cuda/emulated/fiber_switch.h"
 #include "kernels/cuda/emulated/settings.h"
+#include "kernels/cuda/emulated/shadow.h"
+#include "kernels/cuda/emulated/warpgroup.h"
 #include "kernels/support/float_environment.h"
 #include "runtime/base/random.h"
 
@@ -29,9 +30,6 @@ namespace context = boost::context;
 
 // Not a power of two: stacks of a block lie side by side, and would share the lines of a cache.
 constexpr size_t kStackBytes = (kFramesAreGuarded ? 512 : 128) * 1024 + 17 * 64;
-constexpr size_t kWordBytes = 4;
-constexpr int kNobody = -1;
-constexpr int kMany = -2;
 constexpr uint64_t kWatchedOneOf = 16;  // Closing memory takes as long as a small block.
 constexpr char kTouchesEarly[] =
     "touches what is another launch's and has not waited for the launch before";
@@ -40,31 +38,7 @@ Site SiteOf(const std::string& file, unsigned line) {
   return {file.substr(file.rfind('/') + 1), line};
 }
 
-enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kInPhase, kDone };
-
-struct PendingCopy {
-  int thread;
-  uint32_t time;  // of the thread
-  size_t offset;
-  const void* from;
-  size_t bytes;
-};
-
-// Times of all threads up to which somebody knows what they did (a vector clock).
-using Known = std::vector<uint32_t>;
-
-void Learn(const Known& from, Known* to) {
-  for (size_t i = 0; i < to->size(); ++i) (*to)[i] = std::max((*to)[i], from[i]);
-}
-
-struct Phases {
-  int arrivals = 0;  // of a phase
-  int awaited = 0;   // of the running one
-  uint64_t ended = 0;
-  std::vector<PendingCopy> copies;
-  Known arrived;  // what those know who have arrived
-  Known at_end;   // of the phase before
-};
+enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kInPhase, kInProduct, kDone };
 
 struct Thread {
   context::fiber fiber;
@@ -75,56 +49,10 @@ struct Thread {
   Known known;           // Its own time among them; empty where there are no phases.
   std::vector<PendingCopy> uncommitted;
   std::vector<std::vector<PendingCopy>> groups;  // oldest first
+  std::vector<Touch> fences;                     // when it has called FenceAsyncReads
 };
 
-struct Warp {
-  uint64_t meetings = 0;  // how often its threads have met
-  uint64_t epoch = 0;     // at how many of these their memory was put in order
-  uint32_t arrived = 0;
-  // Threads that have met may be a meeting apart.
-  std::array<std::array<std::byte, kMaxExchangeBytes * kWarpThreads>, 2> slots;
-};
-
-// When a thread touched a word.
-struct Touch {
-  int thread = kNobody;  // or kMany
-  int warp = kNobody;    // kMany: of several
-  uint64_t block_epoch = 0;
-  uint64_t warp_epoch = 0;
-  uint32_t time = 0;
-  bool adds = false;
-};
-
-// Lanes of a warp that have read a word at one time of theirs, the latest.
-struct WarpReads {
-  uint32_t lanes = 0;
-  uint32_t time = 0;
-  uint64_t block_epoch = 0;
-};
-
-// The shadow of four bytes.
-struct Word {
-  uint64_t block = 0;  // of whom the rest is
-  Touch write;
-  Touch read;
-  bool written = false;
-  int in_flight = kNobody;  // the thread whose copy is to fill it
-};
-
-// Blocks of one thread of the host use the same memory, one after the other. Epochs are those of
-// all of them, so that what one has left is of an epoch long past.
-struct Memory {
-  std::vector<std::byte> bytes;
-  std::vector<Word> words;
-  std::vector<WarpReads> reads;
-  uint64_t epoch = 0;
-};
-Memory& TheMemory() {
-  static thread_local Memory memory;
-  return memory;
-}
-
-class Block {
+class Block final : private ProductMemory {
  public:
   Block(const char* name, int threads, size_t shared_bytes, bool follows_launches, uint64_t seed)
       : name_(name),
@@ -142,10 +70,11 @@ class Block {
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     left_out_ = settings.left_out;
+    by_halves_ = settings.warpgroups_sum_by_halves;
     watches_early_ = follows_launches && settings.watches_early_threads &&
                      (blockIdx.x == 0 || random_.Below(kWatchedOneOf) == 0);
   }
-  ~Block() {
+  ~Block() override {
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     for (const auto& [file, line] : sites_) settings.sites.insert(SiteOf(file, line));
@@ -227,9 +156,9 @@ class Block {
     std::memcpy(shared_.data() + offset, &sum, sizeof(sum));
   }
 
-  void CopyAsync(size_t offset, const void* from, size_t bytes) {
+  void CopyAsync(size_t offset, const void* from, size_t bytes, size_t there) {
     Begin(offset, from, bytes);
-    threads_[current_].uncommitted.push_back({current_, Time(), offset, from, bytes});
+    threads_[current_].uncommitted.push_back({current_, Time(), offset, from, bytes, there});
   }
 
   void CommitCopies() {
@@ -271,7 +200,7 @@ class Block {
   void CopyInPhase(size_t offset, const void* from, size_t bytes, size_t barrier) {
     Phases& phases = PhasesAt(barrier);
     Begin(offset, from, bytes);
-    phases.copies.push_back({current_, Time(), offset, from, bytes});
+    phases.copies.push_back({current_, Time(), offset, from, bytes, bytes});
   }
 
   void MoveCopiesToPhase(size_t barrier) {
@@ -306,7 +235,64 @@ class Block {
     Learn(phases->at_end, &threads_[current_].known);
   }
 
+  void FenceAsyncReads(const std::source_location& at) {
+    if (!IsLeftOut(at)) threads_[current_].fences.push_back(Now());
+  }
+  // Null where the line is left out.
+  WarpgroupProducts* ProductsAt(const std::source_location& at) {
+    return IsLeftOut(at) ? nullptr : &Products();
+  }
+  WarpgroupProducts& Products() {
+    if (has_phases_) Fault("has phases and products of warpgroups, which nobody has modelled", 0);
+    if (!products_)
+      products_.emplace(static_cast<ProductMemory*>(this), std::ssize(threads_), by_halves_);
+    return *products_;
+  }
+
  private:
+  // Whether the writer of a word has let products read it, before what the running thread does now.
+  void CheckFenced(const Word& word, size_t at) {
+    constexpr char kUnfenced[] = "has a product read what no fence.proxy.async is behind";
+    const int writer = word.write.thread;
+    if (writer < 0 || word.fences >= threads_[writer].fences.size()) {
+      Fault(kUnfenced, at * kWordBytes);
+    }
+    CheckOrdered(threads_[writer].fences[word.fences], kUnfenced, at);
+  }
+
+  // ---- ProductMemory ----
+
+  int thread() const override { return current_; }
+  const std::byte* bytes() const override { return shared_.data(); }
+  void CheckReadable(size_t offset, size_t bytes) override {
+    CheckBounds("has a product read", offset, bytes);
+    for (size_t at = offset / kWordBytes; at * kWordBytes < offset + bytes; ++at) {
+      const Word& word = WordAt(at);
+      if (!word.written) Fault("has a product read what nobody wrote", at * kWordBytes);
+      CheckLanded(word, at);
+      CheckOrdered(word.write, "has a product read what another thread writes", at);
+      CheckFenced(word, at);
+    }
+  }
+  void Hold(size_t offset, size_t bytes) override {
+    for (size_t at = offset; at < offset + bytes; at += kWordBytes) {
+      ++WordAt(at / kWordBytes).products;
+    }
+  }
+  void Release(size_t offset, size_t bytes) override {
+    for (size_t at = offset; at < offset + bytes; at += kWordBytes) {
+      Word& word = WordAt(at / kWordBytes);
+      --word.products;
+      word.read = {.thread = kMany, .warp = kMany, .block_epoch = epoch_};
+    }
+  }
+  void WaitInProduct() override { Pause(State::kInProduct); }
+  void Wake(int first, int count) override {
+    for (int thread = first; thread < first + count; ++thread) {
+      if (threads_[thread].state == State::kInProduct) threads_[thread].state = State::kReady;
+    }
+  }
+
   // The barrier's phases: the running one is at an end if all have arrived, and its copies land.
   Phases& PhasesAt(size_t barrier) {
     const auto it = phases_.find(barrier);
@@ -325,6 +311,14 @@ class Block {
   uint32_t Time() const {
     const Known& known = threads_[current_].known;
     return known.empty() ? 0 : known[current_];
+  }
+
+  Touch Now() {
+    return {.thread = current_,
+            .warp = current_ / kWarpThreads,
+            .block_epoch = epoch_,
+            .warp_epoch = WarpOf(current_).epoch,
+            .time = Time()};
   }
 
   // A copy to `offset` is under way.
@@ -409,7 +403,7 @@ class Block {
   }
 
   // No thread of the block goes on: what one has read may be no address.
-  [[noreturn]] void Fault(const char* what, size_t offset) {
+  [[noreturn]] void Fault(const char* what, size_t offset) override {
     Report(what, offset);
     SwitchToScheduler();
     std::abort();
@@ -484,6 +478,7 @@ class Block {
 
   // Whoever has read a word has done so before what the running thread does now.
   void CheckReads(size_t word, const char* what) {
+    if (WordAt(word).products > 0) Fault("writes what a product is to read", word * kWordBytes);
     if (!has_phases_) {
       CheckOrdered(WordAt(word).read, what, word);
     } else {
@@ -498,11 +493,8 @@ class Block {
       CheckOrdered(shadow.write, "writes what another thread writes", word);
       CheckReads(word, "writes what another thread reads");
       shadow.written = true;
-      shadow.write = {.thread = current_,
-                      .warp = current_ / kWarpThreads,
-                      .block_epoch = epoch_,
-                      .warp_epoch = WarpOf(current_).epoch,
-                      .time = Time()};
+      shadow.write = Now();
+      shadow.fences = threads_[current_].fences.size();
       shadow.read = {};
     }
   }
@@ -520,6 +512,7 @@ class Block {
          ++word) {
       Word& shadow = WordAt(word);
       shadow.in_flight = kNobody;
+      shadow.fences = threads_[copy.thread].fences.size();
       shadow.write = {.thread = copy.thread,
                       .warp = copy.thread / kWarpThreads,
                       .block_epoch = epoch_,
@@ -529,7 +522,8 @@ class Block {
     if (copy.from == nullptr) {
       std::memset(shared_.data() + copy.offset, 0, copy.bytes);
     } else {
-      std::memcpy(shared_.data() + copy.offset, copy.from, copy.bytes);
+      std::memcpy(shared_.data() + copy.offset, copy.from, copy.there);
+      std::memset(shared_.data() + copy.offset + copy.there, 0, copy.bytes - copy.there);
     }
     SetMemoryClosed(was_closed);
   }
@@ -556,22 +550,11 @@ class Block {
   bool has_waited_ = false;  // for the launch before, some thread
   bool watches_early_ = false;
   bool memory_is_closed_ = false;
+  bool by_halves_ = false;
+  std::optional<WarpgroupProducts> products_;  // if a thread has begun some
 };
 
 thread_local Block* running = nullptr;
-
-// Says where the stack that it hands out lies.
-struct NotingStacks {
-  context::pooled_fixedsize_stack* stacks;
-  StackBounds* noted;
-
-  context::stack_context allocate() {
-    context::stack_context stack = stacks->allocate();
-    *noted = {.bottom = static_cast<std::byte*>(stack.sp) - stack.size, .bytes = stack.size};
-    return stack;
-  }
-  void deallocate(context::stack_context& stack) { stacks->deallocate(stack); }
-};
 
 context::fiber Block::Fiber(int thread, const std::function<void()>& kernel) {
   static thread_local context::pooled_fixedsize_stack stacks(kStackBytes);
@@ -581,6 +564,9 @@ context::fiber Block::Fiber(int thread, const std::function<void()>& kernel) {
             const LastFiberSwitch announced(&scheduler_stack_);
             scheduler_ = std::move(from);
             kernel();
+            if (products_ && products_->AreUnderWay()) {
+              Fault("ends, and has not waited for its products", 0);
+            }
             threads_[thread].state = State::kDone;
             return std::move(scheduler_);
           }};
@@ -650,8 +636,8 @@ void WriteShared(size_t offset, const void* from, size_t bytes) {
   running->Write(offset, from, bytes);
 }
 void AddToShared(size_t offset, uint64_t value) { running->Add(offset, value); }
-void CopyAsync(size_t offset, const void* from, size_t bytes) {
-  running->CopyAsync(offset, from, bytes);
+void CopyAsync(size_t offset, const void* from, size_t bytes, size_t there) {
+  running->CopyAsync(offset, from, bytes, there);
 }
 void CommitCopies() { running->CommitCopies(); }
 void WaitForCopies(int pending, const std::source_location& at) {
@@ -668,6 +654,18 @@ void ArriveAtPhase(size_t barrier, const std::source_location& at) {
 }
 void WaitForPhase(size_t barrier, bool odd, const std::source_location& at) {
   running->WaitForPhase(barrier, odd, at);
+}
+
+void FenceAsyncReads(const std::source_location& at) { running->FenceAsyncReads(at); }
+void FenceProducts(const std::source_location& at) {
+  if (auto* const products = running->ProductsAt(at)) products->Fence();
+}
+void BeginProduct(const ProductArgs& args) { running->Products().Begin(args); }
+void CommitProducts(const std::source_location& at) {
+  if (auto* const products = running->ProductsAt(at)) products->Commit();
+}
+void WaitForProducts(int pending, const std::source_location& at) {
+  if (auto* const products = running->ProductsAt(at)) products->Wait(pending);
 }
 
 bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,

@@ -49,6 +49,9 @@ std::set<Site> TakeSites();
 std::set<Site> TakeLaunchWaits();
 // Nobody waits at `site` any more; the default: everybody does again.
 void LeaveOut(const Site& site = {});
+// Products of four warps sum a warp's sixteen in two steps of eight each: a GPU on which they have
+// other bits. Not at first.
+void SumWarpgroupsByHalves(bool by_halves);
 // Whether the device's memory is closed to threads of a launch that have not waited for the launch
 // before (early_memory.h): what they touch is a fault then. So it is in a launch's first block, and
 // in some of the others. Not at first, as it takes time.
@@ -73,7 +76,8 @@ void ReadShared(size_t offset, void* to, size_t bytes);
 void WriteShared(size_t offset, const void* from, size_t bytes);
 // Additions need no order among each other, but with whatever else is done to the number.
 void AddToShared(size_t offset, uint64_t value);
-void CopyAsync(size_t offset, const void* from, size_t bytes);  // Null: zeros
+// The first `there` of so many bytes, and zeros behind them; null: zeros alone.
+void CopyAsync(size_t offset, const void* from, size_t bytes, size_t there);
 void CommitCopies();
 void WaitForCopies(int pending, const std::source_location& at);
 
@@ -88,6 +92,16 @@ void ArriveAtPhase(size_t barrier, const std::source_location& at);
 // For the end of the running phase if it is an odd one as `odd` says; else the one before has
 // ended.
 void WaitForPhase(size_t barrier, bool odd, const std::source_location& at);
+
+// What the thread has written so far, and copied and waited for, products may read
+// (fence.proxy.async).
+void FenceAsyncReads(const std::source_location& at);
+// Products of four warps (warpgroup.h).
+struct ProductArgs;
+void FenceProducts(const std::source_location& at);
+void BeginProduct(const ProductArgs& args);
+void CommitProducts(const std::source_location& at);
+void WaitForProducts(int pending, const std::source_location& at);
 
 // ---- for launches ----
 

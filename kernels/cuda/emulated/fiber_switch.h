@@ -5,6 +5,7 @@
 #ifndef TANDEM_KERNELS_CUDA_EMULATED_FIBER_SWITCH_H_
 #define TANDEM_KERNELS_CUDA_EMULATED_FIBER_SWITCH_H_
 
+#include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstddef>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -72,6 +73,19 @@ class LastFiberSwitch {
 };
 
 #endif
+
+// Says where the stack that it hands out lies.
+struct NotingStacks {
+  boost::context::pooled_fixedsize_stack* stacks;
+  StackBounds* noted;
+
+  boost::context::stack_context allocate() {
+    boost::context::stack_context stack = stacks->allocate();
+    *noted = {.bottom = static_cast<std::byte*>(stack.sp) - stack.size, .bytes = stack.size};
+    return stack;
+  }
+  void deallocate(boost::context::stack_context& stack) { stacks->deallocate(stack); }
+};
 
 }  // namespace tandem::emulated
 

@@ -40,6 +40,12 @@ void WatchEarlyThreads(bool watched) {
   settings.watches_early_threads = watched;
 }
 
+void SumWarpgroupsByHalves(bool by_halves) {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  settings.warpgroups_sum_by_halves = by_halves;
+}
+
 void LeaveOut(const Site& site) {
   Settings& settings = TheSettings();
   const std::scoped_lock lock(settings.mutex);

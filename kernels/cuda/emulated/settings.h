@@ -23,6 +23,7 @@ struct Settings {
   std::set<Site> launch_waits;
   std::optional<Site> left_out;
   bool watches_early_threads = false;
+  bool warpgroups_sum_by_halves = false;
 };
 Settings& TheSettings();
 

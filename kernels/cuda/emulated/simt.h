@@ -18,6 +18,7 @@
 #include "kernels/api/half.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
+#include "kernels/cuda/emulated/warpgroup.h"
 
 #define __global__ static
 #define __device__
@@ -165,7 +166,10 @@ T __shfl_down_sync(uint32_t /*mask*/, T value, int lanes) {
 // ---- asynchronous copies ----
 
 inline void CopyAsync16(SharedPtr<std::byte> to, const void* from, bool valid = true) {
-  emulated::CopyAsync(to.offset(), valid ? from : nullptr, 16);
+  emulated::CopyAsync(to.offset(), valid ? from : nullptr, 16, 16);
+}
+inline void CopyAsync4(SharedPtr<std::byte> to, const void* from, int bytes) {
+  emulated::CopyAsync(to.offset(), bytes > 0 ? from : nullptr, 4, static_cast<size_t>(bytes));
 }
 inline void CommitCopies() { emulated::CommitCopies(); }
 template <int kPending>
@@ -276,6 +280,32 @@ inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
     }
     d[i] = emulated::TensorCoreSum(d[i], of_a, of_b);
   }
+}
+
+// Products of warpgroups (warpgroup.h): wgmma.mma_async.m64nNk16.f32.bf16.bf16, A in registers.
+inline constexpr bool HasWarpgroupProducts() { return true; }
+
+inline void FenceAsyncReads(const std::source_location& at = std::source_location::current()) {
+  emulated::FenceAsyncReads(at);
+}
+inline uint64_t SwizzledMatrix(SharedPtr<std::byte> from) {
+  return emulated::SwizzledMatrix(from.offset());
+}
+inline void Settle(float*, int) {}
+inline void Settle(uint32_t*, int) {}
+inline void FenceProducts(const std::source_location& at = std::source_location::current()) {
+  emulated::FenceProducts(at);
+}
+template <int kColumns>
+void WarpgroupMma(float* d, const uint32_t (&a)[4], uint64_t b, bool adds) {
+  emulated::BeginProduct({.d = d, .columns = kColumns, .a = a, .matrix = b, .adds = adds});
+}
+inline void CommitProducts(const std::source_location& at = std::source_location::current()) {
+  emulated::CommitProducts(at);
+}
+template <int kPending>
+void WaitForProducts(const std::source_location& at = std::source_location::current()) {
+  emulated::WaitForProducts(kPending, at);
 }
 
 // ---- launches ----

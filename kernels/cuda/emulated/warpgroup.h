@@ -1,0 +1,105 @@
+// Products of four warps (wgmma.mma_async), as the PTX manual defines them: 64 rows of A, sixteen
+// numbers each, which the threads have in registers, by a matrix B in shared memory.
+//
+// They are done as late as they may be, when a thread waits for them. Until then the accumulators
+// are no numbers, A is read from where it was said to be, and what of B is written anew is a fault.
+// All 128 threads take part, each in its own time.
+
+#ifndef TANDEM_KERNELS_CUDA_EMULATED_WARPGROUP_H_
+#define TANDEM_KERNELS_CUDA_EMULATED_WARPGROUP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+namespace tandem::emulated {
+
+inline constexpr int kWarpgroupThreads = 128;
+
+// The descriptor of a matrix whose row n has sixteen numbers of bf16 in a row: those of eight rows
+// are 128 bytes apart, eight rows 1,024, and bits 4 to 6 of an address are turned over by bits 7 to
+// 9 (the swizzle of 128 bytes).
+uint64_t SwizzledMatrix(size_t offset);
+
+// What a thread says of a product.
+struct ProductArgs {
+  float* d;           // columns / 2 numbers
+  int columns;        // of B and D
+  const uint32_t* a;  // 4 words
+  uint64_t matrix;
+  bool adds;  // to what D has
+};
+
+// The block, to its products. The running thread does all this.
+class ProductMemory {
+ public:
+  virtual ~ProductMemory() = default;
+  virtual int thread() const = 0;
+  virtual const std::byte* bytes() const = 0;
+  // A product may read these: it is a fault if what is there may not have been seen.
+  virtual void CheckReadable(size_t offset, size_t bytes) = 0;
+  // A product reads these between the two.
+  virtual void Hold(size_t offset, size_t bytes) = 0;
+  virtual void Release(size_t offset, size_t bytes) = 0;
+  virtual void WaitInProduct() = 0;  // until somebody wakes it
+  virtual void Wake(int first, int count) = 0;
+  [[noreturn]] virtual void Fault(const char* what, size_t offset) = 0;
+};
+
+// All of a block. The running thread:
+class WarpgroupProducts {
+ public:
+  WarpgroupProducts(ProductMemory* memory, int64_t threads, bool by_halves)
+      : memory_(memory),
+        by_halves_(by_halves),
+        threads_(static_cast<size_t>(threads)),
+        groups_(static_cast<size_t>(threads) / kWarpgroupThreads) {}
+
+  void Fence();
+  void Begin(const ProductArgs& args);
+  void Commit();
+  void Wait(int pending);
+  bool AreUnderWay() const;
+
+ private:
+  // Numbers on their way to registers.
+  struct Accumulator {
+    std::vector<float> numbers;
+    int products = 0;  // under way
+  };
+  struct Thread {
+    bool fenced = false;
+    size_t begun = 0;              // products of its warpgroup
+    size_t landed = 0;             // of these
+    std::deque<size_t> committed;  // where each group ends
+    std::map<float*, Accumulator> accumulators;
+  };
+  struct Product {
+    ProductArgs args;
+    const uint32_t* a[kWarpgroupThreads];
+    float* d[kWarpgroupThreads];
+    int begun = 0;
+    int landed = 0;
+    bool done = false;
+  };
+  struct Warpgroup {
+    std::deque<Product> products;
+    size_t gone = 0;  // before the first of these
+  };
+
+  Thread& Running();
+  Warpgroup& Group();
+  void Land();
+  void Do(Product* product, int first_thread);
+
+  ProductMemory* const memory_;
+  const bool by_halves_;
+  std::vector<Thread> threads_;
+  std::vector<Warpgroup> groups_;
+};
+
+}  // namespace tandem::emulated
+
+#endif  // TANDEM_KERNELS_CUDA_EMULATED_WARPGROUP_H_

@@ -1,0 +1,118 @@
+// Products of four warps for nvcc (wgmma), which sm_90a alone has. emulated/simt.h has the same
+// names, and what they mean.
+
+#ifndef TANDEM_KERNELS_CUDA_SIMT_WGMMA_H_
+#define TANDEM_KERNELS_CUDA_SIMT_WGMMA_H_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem {
+
+// Kernels have no code where it is false.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return true; }
+#else
+__device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return false; }
+#endif
+
+// What this thread has written to shared memory so far, and what it has copied and waited for, may
+// be read by products; for those of other threads a barrier is behind this.
+__device__ __forceinline__ void FenceAsyncReads() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Describes a matrix whose row n has sixteen numbers of bf16 in a row: those of eight rows are 128
+// bytes apart, eight rows 1,024, and bits 4 to 6 of an address are turned over by bits 7 to 9 (the
+// swizzle of 128 bytes). The first row's first number is up to 96 bytes behind an address that is
+// 1,024-byte aligned.
+__device__ __forceinline__ uint64_t SwizzledMatrix(const std::byte* from) {
+  constexpr uint64_t kUnusedLeading = 1;
+  constexpr uint64_t kStride = 1024 / 16;  // between eight rows
+  constexpr uint64_t kSwizzle128 = 1;
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(from));
+  return (address / 16 & 0x3FFF) | kUnusedLeading << 16 | kStride << 32 | kSwizzle128 << 62;
+}
+
+// Numbers in registers are what they are here: nothing that makes or reads them is moved over this.
+__device__ __forceinline__ void Settle(float* numbers, int count) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(numbers[i])::"memory");
+}
+__device__ __forceinline__ void Settle(uint32_t* words, int count) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+
+// What registers have is what products behind this read.
+__device__ __forceinline__ void FenceProducts() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// D = A · B, or += , of 64 rows of sixteen numbers of bf16 by so many columns, summed in f32, some
+// time before the wait that covers it. Each warp has sixteen rows of A and D, as with MmaBf16: of D
+// four numbers for each eight columns. Until the wait nobody may touch the registers or B.
+template <int kColumns>
+__device__ void WarpgroupMma(float* d, const uint32_t (&a)[4], uint64_t b, bool adds);
+
+#define TANDEM_EIGHT(i)                                                                       \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+template <>
+__device__ __forceinline__ void WarpgroupMma<64>(float* d, const uint32_t (&a)[4], uint64_t b,
+                                                 bool adds) {
+  asm volatile(
+      "{ .reg .pred adds; setp.ne.b32 adds, %37, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, adds, 1, 1, 0; }"
+      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+template <>
+__device__ __forceinline__ void WarpgroupMma<96>(float* d, const uint32_t (&a)[4], uint64_t b,
+                                                 bool adds) {
+  asm volatile(
+      "{ .reg .pred adds; setp.ne.b32 adds, %53, 0; "
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+      "{%48, %49, %50, %51}, %52, adds, 1, 1, 0; }"
+      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
+        TANDEM_EIGHT(40)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+template <>
+__device__ __forceinline__ void WarpgroupMma<128>(float* d, const uint32_t (&a)[4], uint64_t b,
+                                                  bool adds) {
+  asm volatile(
+      "{ .reg .pred adds; setp.ne.b32 adds, %69, 0; "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, adds, 1, 1, 0; }"
+      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
+        TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+#undef TANDEM_EIGHT
+
+// The thread's products since the last commit become a group.
+__device__ __forceinline__ void CommitProducts() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// All groups but the latest `kPending` are done. Settle() what they have summed.
+template <int kPending>
+__device__ __forceinline__ void WaitForProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_SIMT_WGMMA_H_
