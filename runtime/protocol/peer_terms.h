@@ -20,7 +20,7 @@ struct PeerTerms {
   int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;
   std::string kv_class;     // The same bytes mean the same.
   std::string numerics_id;  // The same prefix has the same bytes: else a stream has no one origin.
-  std::string transport;    // "ucx" or "grpc".
+  std::string transport;    // "ucx", "ucx-device" (of pools of devices), "grpc" or "nccl".
   KvShard shard;            // What the pool has of every block that is promised and sent.
 
   bool operator==(const PeerTerms&) const = default;

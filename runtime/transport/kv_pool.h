@@ -5,13 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/device_copier.h"
 #include "runtime/base/memory_kind.h"
-#include "runtime/base/status_macros.h"
 #include "runtime/kv_cache/kv_geometry.h"
 
 namespace tandem {
@@ -38,18 +36,6 @@ inline absl::Status CheckPool(const KvPool& pool) {
   if (pool.memory != MemoryKind::kHost && (pool.base == nullptr || pool.copier == nullptr)) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "a KV pool of %d bytes of a device's that nobody copies", pool.kv.pool_bytes()));
-  }
-  return absl::OkStatus();
-}
-
-// CheckPool, for a transport that reads and writes blocks where they lie: FailedPrecondition if the
-// host cannot.
-inline absl::Status CheckHostPool(std::string_view transport, const KvPool& pool) {
-  TANDEM_RETURN_IF_ERROR(CheckPool(pool));
-  if (pool.memory != MemoryKind::kHost) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "the %s transport moves host memory, and the KV pool of %d bytes is a device's", transport,
-        pool.kv.pool_bytes()));
   }
   return absl::OkStatus();
 }

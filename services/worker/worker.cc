@@ -59,6 +59,10 @@ WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   registration.max_sequences = engine.max_sequences;
   registration.sequence_blocks = engine.MostBlocks(engine.max_model_tokens);
   registration.terms.transport = config.transport;
+  // UCX has no link between a pool of this kind and one of the host's: no router is to make one.
+  if (config.transport == "ucx" && config.device_pool != nullptr) {
+    registration.terms.transport = "ucx-device";
+  }
   return registration;
 }
 
@@ -137,7 +141,10 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
                        .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice,
                        .copier = copier_.get()};
   if (config.transport == "ucx") {
-    const UcxOptions options = {.pool = pool, .devices = config.ucx_devices, .secret = secret_};
+    const UcxOptions options = {.pool = pool,
+                                .devices = config.ucx_devices,
+                                .memory = config.ucx_memory,
+                                .secret = secret_};
     TANDEM_ASSIGN_OR_RETURN(
         transport_, UcxTransport::Create(options, receiver_.get(), transport_events_.get()));
     return absl::OkStatus();

@@ -20,6 +20,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/ucx/ucx_memory.h"
 #include "services/server/fleet_tls.h"
 #include "services/server/listen_address.h"
 #include "services/server/metrics_registry.h"
@@ -34,6 +35,7 @@ struct WorkerConfig {
   std::optional<ListenAddress> admin;
   std::string transport;    // "ucx", "grpc" or "nccl".
   std::string ucx_devices;  // Empty: shared memory of this host only.
+  UcxMemory ucx_memory;     // What `device_pool` is, if "ucx" moves it.
   // A KV pool in a device's memory, and who copies its blocks; both outlive the worker. Null: one
   // of the host's, which the transport allocates, as its peers may map it.
   DevicePtr<std::byte> device_pool;

@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/execution/model_executor.h"
@@ -12,30 +11,19 @@
 #include "runtime/transport/nccl/nccl_transport.h"
 #include "runtime/transport/stream/staging_buffers.h"
 #include "runtime/transport/ucx/shm_folder.h"
+#include "runtime/transport/ucx/ucx_memory.h"
 
 namespace tandem {
 namespace {
 
-// Whose memory a transport moves; grpc moves both.
-struct Mover {
-  const char* transport;
-  MemoryKind kind;
-  const char* refusal;
-};
-constexpr Mover kMovers[] = {
-    {"ucx", MemoryKind::kHost,
-     "ucx moves the host's memory, and the KV pool is the device's; choose grpc"},
-    {"nccl", MemoryKind::kDevice,
-     "nccl moves a GPU's memory, and the KV pool is the host's; choose grpc or ucx"},
-};
-
-// What moves blocks of that kind of pool.
+// What moves blocks of that kind of pool. Whether UCX reaches a device's is for it to say
+// (CheckUcxMemory).
 absl::StatusOr<std::string> TransportOf(const std::string& transport, MemoryKind pool) {
   if (transport == "auto") return pool == MemoryKind::kHost ? "ucx" : "grpc";
-  for (const Mover& mover : kMovers) {
-    if (transport == mover.transport && pool != mover.kind) {
-      return absl::InvalidArgumentError(absl::StrCat("--transport: ", mover.refusal));
-    }
+  if (transport == "nccl" && pool == MemoryKind::kHost) {
+    return absl::InvalidArgumentError(
+        "--transport: nccl moves a GPU's memory, and the KV pool is the host's; choose grpc or "
+        "ucx");
   }
   return transport;
 }
@@ -44,14 +32,19 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
                                            int64_t block_bytes) {
   WorkerMemory memory;
   TANDEM_ASSIGN_OR_RETURN(memory.device, backend.MeasureMemory());
-  if (transport == "ucx") {
+  const bool on_device = backend.pool_kind() == MemoryKind::kDevice;
+  if (transport == "ucx" && on_device) {
+    memory.transport_bytes = UcxSlotPlan::DeviceBytes(block_bytes);
+    memory.transport_owner =
+        absl::StrFormat("UCX's slots for %d links", UcxSlotPlan::kPlannedLinks);
+  } else if (transport == "ucx") {
     RemoveAbandonedPools();
     TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
   } else if (transport == "nccl") {
     memory.transport_bytes = NcclTransport::DeviceBytes(block_bytes);
     memory.transport_owner =
         absl::StrFormat("NCCL's slots for %d links", NcclTransport::kPlannedLinks);
-  } else if (backend.pool_kind() == MemoryKind::kDevice) {
+  } else if (on_device) {
     memory.pinned_bytes = StagingBuffers::PinnedBytes(block_bytes);
   }
   return memory;

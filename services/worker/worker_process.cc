@@ -175,7 +175,8 @@ absl::Status LogDeviceMemory(const WorkerPlan& plan, const Backend& backend) {
 
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                     const BackendFactory& create_backend,
-                                    const NcclFactory& open_nccl, const FleetSecret& secret) {
+                                    const NcclFactory& open_nccl, const UcxMemory& ucx_memory,
+                                    const FleetSecret& secret) {
   TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
@@ -187,6 +188,10 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                                            .isa = options.isa,
                                                            .num_threads = threads,
                                                            .niceness = Niceness(options)}));
+  const bool on_device = process.backend->pool_kind() == MemoryKind::kDevice;
+  if (options.transport == "ucx" && on_device) {
+    TANDEM_RETURN_IF_ERROR(CheckUcxMemory(ucx_memory, options.ucx_devices));
+  }
   TANDEM_ASSIGN_OR_RETURN(const WorkerPlan plan, PlanWorker(options, machine, *process.backend));
   WarnOfTheNetwork(options, plan.transport, secret);
   TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
@@ -202,6 +207,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                           ConfigOf(options, secret, machine, plan, engine, fingerprints));
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
   config.nccl = process.nccl.get();
+  config.ucx_memory = ucx_memory;
   TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));
   LogInfo("memory", {{"plan", plan.sizes.memory}});
   TANDEM_RETURN_IF_ERROR(LogDeviceMemory(plan, *process.backend));
@@ -210,6 +216,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                       {"role", options.role},
                       {"model", served_name},
                       {"transport", plan.transport},
+                      {"kv_memory", on_device ? "device" : "host"},
                       {"kv_blocks", engine.kv.num_blocks},
                       {"block_bytes", engine.kv.block_bytes},
                       {"max_model_tokens", plan.sizes.max_model_tokens},
@@ -250,9 +257,11 @@ void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worke
 }
 
 absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_backend,
-                   const NcclFactory& open_nccl, const FleetSecret& secret, StopSignal* stop) {
+                   const NcclFactory& open_nccl, const UcxMemory& ucx_memory,
+                   const FleetSecret& secret, StopSignal* stop) {
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
-  absl::StatusOr<Process> process = StartWorker(options, create_backend, open_nccl, secret);
+  absl::StatusOr<Process> process =
+      StartWorker(options, create_backend, open_nccl, ucx_memory, secret);
   stop->Serving();
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
@@ -263,7 +272,8 @@ absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_ba
 }  // namespace
 
 int RunWorkerProcess(const std::vector<std::string>& arguments,
-                     const BackendFactory& create_backend, const NcclFactory& open_nccl) {
+                     const BackendFactory& create_backend, const NcclFactory& open_nccl,
+                     const UcxMemory& ucx_memory) {
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
   FleetSecret secret;
@@ -277,8 +287,8 @@ int RunWorkerProcess(const std::vector<std::string>& arguments,
                                 .log_name = [&] { return options.name; },
                                 .run =
                                     [&](StopSignal* stop) {
-                                      return Serve(options, create_backend, open_nccl, secret,
-                                                   stop);
+                                      return Serve(options, create_backend, open_nccl, ucx_memory,
+                                                   secret, stop);
                                     }});
 }
 

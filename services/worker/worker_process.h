@@ -12,6 +12,7 @@
 #include "kernels/api/backend.h"
 #include "kernels/create_backend.h"
 #include "runtime/transport/nccl/nccl_library.h"
+#include "runtime/transport/ucx/ucx_memory.h"
 
 namespace tandem {
 
@@ -21,10 +22,11 @@ using NcclFactory =
     std::function<absl::StatusOr<std::unique_ptr<NcclApi>>(const std::string& interface)>;
 
 // Until it is told to stop; the exit status. Computes with what `create_backend` makes of the
-// flags, and moves blocks with what `open_nccl` does where --transport says so: CreateBackend and
-// OpenNccl but in tests.
+// flags, and moves blocks with what `open_nccl` does where --transport says so; what UCX is to
+// take a device's memory for is `ucx_memory`. All three are what they are by default but in tests.
 int RunWorkerProcess(const std::vector<std::string>& arguments,
-                     const BackendFactory& create_backend, const NcclFactory& open_nccl = OpenNccl);
+                     const BackendFactory& create_backend, const NcclFactory& open_nccl = OpenNccl,
+                     const UcxMemory& ucx_memory = {});
 
 }  // namespace tandem
 

@@ -15,6 +15,7 @@ from test_mixed_machines import fingerprint
 RESUMES = 10
 EXIT_TO_BE_REPLACED = 3
 PATIENT = "--liveness-scale=10"  # With who computes for seconds.
+UCX = ["--transport=ucx", "--ucx-devices=lo"]  # No peer maps anything of a device's pool.
 
 
 def worker(folder, name, *flags):
@@ -47,19 +48,26 @@ def test_blocks_move_from_and_to_a_device(tmp_path, hybrid, device, flags, trans
         wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > 0, 10, "blocks have moved")
 
 
-# What stands in for NCCL reaches memory beyond the fence alone (tests/support/fake_nccl.h).
+# What stands in for NCCL reaches memory beyond the fence alone (tests/support/fake_nccl.h). UCX is what it is, and takes
+# the memory of both devices for the host's.
+@pytest.mark.parametrize("device, flags, path",
+                         [("beyond", ["--transport=nccl"], "nccl"), ("beyond", UCX, "ucx device memory"),
+                          ("gpu", [*UCX, "--isa=fma", PATIENT], "ucx device memory")],
+                         ids=["nccl", "ucx", "ucx-gpu"])
 @pytest.mark.parametrize("victim_role", ["prefill", "decode"])
-def test_blocks_move_over_nccl_and_again_after_a_kill(tmp_path, hybrid, victim_role):
-    requests = mixed_requests(seed=44, count=6)
+def test_blocks_move_between_devices_and_again_after_a_kill(tmp_path, hybrid, device, flags, path, victim_role):
+    patience = [flag for flag in flags if flag == PATIENT]
+    requests = short_requests(44, 2) if device == "gpu" else mixed_requests(seed=44, count=6)
     want = [ask(hybrid, request) for request in requests]
-    workers = [worker(tmp_path, f"beyond-{role}", f"--role={role}", "--transport=nccl") for role in ("prefill", "decode")]
-    with workers[0], workers[1], Router(tmp_path, workers, "--disaggregate=always") as router:
+    workers = [worker(tmp_path, f"{device}-{role}", f"--role={role}", *flags) for role in ("prefill", "decode")]
+    with workers[0], workers[1], Router(tmp_path, workers, "--disaggregate=always", *patience) as router:
         for role in ("prefill", "decode"):
             router.wait_alive(role, 1)
         for _ in range(2):  # The second time over links with another life of the one that was killed.
             before = router.total("tandem_kv_transfer_bytes_total")
             assert [ask(router, request) for request in requests] == want
             wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > before, 10, "blocks have moved")
+            assert router.total("tandem_kv_link_bytes_per_second", path=path) > 0
             victim = workers[["prefill", "decode"].index(victim_role)]
             victim.kill()
             victim.start()
@@ -67,11 +75,13 @@ def test_blocks_move_over_nccl_and_again_after_a_kill(tmp_path, hybrid, victim_r
 
 
 @pytest.mark.parametrize("device, other, transport",
-                         [("fenced", "cpu", "grpc"), ("beyond", "cpu", "grpc"), ("beyond-0", "beyond-1", "nccl")])
+                         [("fenced", "cpu", "grpc"), ("beyond", "cpu", "grpc"), ("beyond-0", "beyond-1", "nccl"),
+                          ("beyond-0", "beyond-1", "ucx")])
 def test_streams_survive_kills_on_both_sides_of_the_fence(tmp_path, hybrid, device, other, transport):
     requests = mixed_requests(seed=42, count=10)
     want = [ask(hybrid, request) for request in requests]
-    workers = [worker(tmp_path, name, f"--transport={transport}") for name in (device, other)]
+    flags = UCX if transport == "ucx" else [f"--transport={transport}"]
+    workers = [worker(tmp_path, name, *flags) for name in (device, other)]
     with workers[0], workers[1], Router(tmp_path, workers) as router:
         router.wait_alive("hybrid", 2)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,5 +1,5 @@
 // tandem-worker on an emulated GPU (kernels/cuda/emulated), for end-to-end tests. From SIGUSR1 on
-// its kernels hang.
+// its kernels hang. For UCX its memory is what it is, the host's.
 
 #include <signal.h>
 
@@ -10,8 +10,10 @@
 int main(int argc, char** argv) {
   signal(SIGUSR1, [](int) { tandem::emulated::Hang(true); });
   return tandem::RunWorkerProcess(
-      std::vector<std::string>(argv + 1, argv + argc), [](const tandem::BackendOptions& options) {
+      std::vector<std::string>(argv + 1, argv + argc),
+      [](const tandem::BackendOptions& options) {
         return tandem::CreateCudaBackend(options.isa == "fma" ? tandem::CudaProducts::kFma
                                                               : tandem::CudaProducts::kTensorCores);
-      });
+      },
+      tandem::OpenNccl, {.kind = tandem::MemoryKind::kHost});
 }

@@ -203,6 +203,14 @@ struct Side {
   std::string target;
 };
 
+// A pool of a device's, in the side's memory.
+inline KvPool FarPool(Side* side, int32_t num_blocks) {
+  return {.base = FarMemory::Across(side->AllocatePool(num_blocks)),
+          .kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes},
+          .memory = MemoryKind::kDevice,
+          .copier = &side->far_memory};
+}
+
 struct Link {
   std::unique_ptr<KvOutbound> outbound;
   std::unique_ptr<KvInbound> inbound;

@@ -13,7 +13,7 @@ namespace tandem {
 
 namespace {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kMaxPartBytes = 16 << 10;
 constexpr size_t kMaxSocketNameBytes = 100;  // sockaddr_un has room for 107.
 
@@ -60,6 +60,7 @@ std::string EncodeUcxAddress(const UcxAddress& address) {
   PutText(address.host, &out);
   PutText(address.worker_address, &out);
   Put(static_cast<uint8_t>(address.network), &out);
+  Put(static_cast<uint8_t>(address.device), &out);
   PutText(address.socket_name, &out);
   PutText(address.pool_key, &out);
   Put(address.pool_base, &out);
@@ -72,23 +73,25 @@ absl::StatusOr<UcxAddress> DecodeUcxAddress(std::string_view bytes) {
   Reader reader(bytes);
   UcxAddress address;
   uint32_t version = 0;
-  uint8_t network = 0;
+  uint8_t network = 0, device = 0;
   if (!reader.Get(&version) || version != kVersion) {
     return absl::InvalidArgumentError(
         absl::StrFormat("UCX address: version %d, want %d", version, kVersion));
   }
   if (!reader.Get(&address.link) || !reader.GetText(&address.host) ||
       !reader.GetText(&address.worker_address) || !reader.Get(&network) || network > 1 ||
-      !reader.GetText(&address.socket_name) || !reader.GetText(&address.pool_key) ||
-      !reader.Get(&address.pool_base) || !reader.Get(&address.block_bytes) ||
-      !reader.Get(&address.num_blocks) || !reader.AtEnd()) {
+      !reader.Get(&device) || device > 1 || !reader.GetText(&address.socket_name) ||
+      !reader.GetText(&address.pool_key) || !reader.Get(&address.pool_base) ||
+      !reader.Get(&address.block_bytes) || !reader.Get(&address.num_blocks) || !reader.AtEnd()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("UCX address: %d bytes that are not one", bytes.size()));
   }
   address.network = network == 1;
+  address.device = device == 1;
   uint64_t pool_bytes = 0;
   uint64_t pool_end = 0;
-  if (address.worker_address.empty() || address.pool_key.empty() ||
+  if (address.worker_address.empty() || address.pool_key.empty() != address.device ||
+      (address.device && !address.socket_name.empty()) ||
       address.socket_name.size() > kMaxSocketNameBytes || address.block_bytes < 1 ||
       address.num_blocks < 1 ||
       __builtin_mul_overflow(static_cast<uint64_t>(address.block_bytes),

@@ -18,9 +18,10 @@ struct UcxAddress {
   std::string host;            // Equal: shares memory with us.
   std::string worker_address;  // UCX's own bytes.
   bool network = false;        // Listens on a named interface.
+  bool device = false;         // The pool is a device's, and nobody maps it.
   std::string socket_name;     // Where SharedLinks listens; empty: shares no memory.
 
-  // The pool, for a peer that may map it.
+  // The pool, for a peer that may map it; of a device's, its sizes alone.
   std::string pool_key;
   uint64_t pool_base = 0;
   int64_t block_bytes = 0;

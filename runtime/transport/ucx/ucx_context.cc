@@ -3,13 +3,19 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
+
+absl::Status UcxError(const std::string& what, ucs_status_t status) {
+  return absl::UnavailableError(absl::StrCat("UCX: ", what, ": ", ucs_status_string(status)));
+}
 
 namespace {
 
@@ -27,42 +33,31 @@ absl::Status CheckSharedMemory(int64_t pool_bytes) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status UcxError(const std::string& what, ucs_status_t status) {
-  return absl::UnavailableError(absl::StrCat("UCX: ", what, ": ", ucs_status_string(status)));
+ucs_memory_type_t TypeOf(const UcxMemory& memory) {
+  return memory.kind == MemoryKind::kHost ? UCS_MEMORY_TYPE_HOST : UCS_MEMORY_TYPE_CUDA;
 }
 
-absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions& options) {
-  TANDEM_RETURN_IF_ERROR(CheckHostPool("ucx", options.pool));
-  const bool allocates = options.pool.base == nullptr;
-  if (options.shared_memory && !allocates) {
-    return absl::FailedPreconditionError(
-        "peers of one host map the KV pool that UCX allocates: it cannot lie elsewhere");
-  }
-  if (!options.shared_memory && options.devices.empty()) {
-    return absl::InvalidArgumentError("UCX without shared memory needs devices");
-  }
-  // First of all: it makes room.
-  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<ShmFolder> folder, ShmFolder::Create());
-  if (allocates) TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.pool.kv.pool_bytes()));
+absl::Status CheckDevices(const std::string& devices) {
+  if (!devices.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "UCX moves a device's blocks over interfaces, within a host too: set --ucx-devices (\"lo\" "
+      "within one), or --transport grpc");
+}
 
-  std::unique_ptr<UcxContext> context(new UcxContext(std::move(folder)));
-  // Memory domains take their settings from the environment alone, when the context is made.
-  setenv("UCX_POSIX_DIR", context->folder_->path().c_str(), /*overwrite=*/1);
+// UCX as a transport uses it.
+absl::StatusOr<ucp_context_h> OpenUcx(const std::string& devices, bool shares_memory) {
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
     return UcxError("reading its configuration", status);
   }
   // Without CMA, which UCX would prefer and which halves the speed (docs/design.md).
   std::string transports = "posix,self";
-  if (!options.devices.empty())
-    transports = options.shared_memory ? "^cma,sysv" : "^cma,sysv,posix";
+  if (!devices.empty()) transports = shares_memory ? "^cma,sysv" : "^cma,sysv,posix";
   ucs_status_t status = ucp_config_modify(config, "TLS", transports.c_str());
-  if (status == UCS_OK && !options.devices.empty()) {
-    status = ucp_config_modify(config, "NET_DEVICES", options.devices.c_str());
+  if (status == UCS_OK && !devices.empty()) {
+    status = ucp_config_modify(config, "NET_DEVICES", devices.c_str());
   }
-  // What a killed peer must not be able to break in UCX 1.13 (README.md).
+  // What a killed peer must not be able to break in UCX 1.13, nor in 1.22 (README.md).
   const std::pair<const char*, const char*> settings[] = {
       {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"KEEPALIVE_INTERVAL", "inf"}};
   for (const auto& [name, value] : settings) {
@@ -73,16 +68,75 @@ absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions&
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
   params.name = "tandem";
-  if (status == UCS_OK) status = ucp_init(&params, config, &context->context_);
+  ucp_context_h context = nullptr;
+  if (status == UCS_OK) status = ucp_init(&params, config, &context);
   ucp_config_release(config);
   if (status != UCS_OK) {
     return absl::FailedPreconditionError(absl::StrCat("UCX cannot use \"", transports,
-                                                      "\" on devices \"", options.devices,
+                                                      "\" on devices \"", devices,
                                                       "\": ", ucs_status_string(status)));
   }
-  TANDEM_RETURN_IF_ERROR(context->OpenWorker());
-  TANDEM_RETURN_IF_ERROR(context->MapPool(options.pool));
   return context;
+}
+
+// UCX moves a device's memory of that type.
+absl::Status CheckReach(ucp_context_h context, ucs_memory_type_t type) {
+  ucp_context_attr_t attributes = {};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  const ucs_status_t status = ucp_context_query(context, &attributes);
+  if (status != UCS_OK) return UcxError("asking whose memory it reaches", status);
+  if ((attributes.memory_types >> type & 1) != 0) return absl::OkStatus();
+  std::vector<std::string> reached;
+  for (int each = UCS_MEMORY_TYPE_HOST; each < UCS_MEMORY_TYPE_LAST; ++each) {
+    if ((attributes.memory_types >> each & 1) != 0) reached.push_back(ucs_memory_type_names[each]);
+  }
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "UCX %d.%d.%d reaches memory of: %s; the KV pool lies in memory of %s: install a UCX that "
+      "was "
+      "built with that, or choose --transport grpc",
+      major, minor, release, absl::StrJoin(reached, ", "), ucs_memory_type_names[type]));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions& options) {
+  TANDEM_RETURN_IF_ERROR(CheckPool(options.pool));
+  const bool on_device = options.pool.memory == MemoryKind::kDevice;
+  const bool allocates = options.pool.base == nullptr;
+  if (options.shares_memory() && !allocates) {
+    return absl::FailedPreconditionError(
+        "peers of one host map the KV pool that UCX allocates: it cannot lie elsewhere");
+  }
+  if (on_device) {
+    TANDEM_RETURN_IF_ERROR(CheckDevices(options.devices));
+  } else if (!options.shared_memory && options.devices.empty()) {
+    return absl::InvalidArgumentError("UCX without shared memory needs devices");
+  }
+  // First of all: it makes room.
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<ShmFolder> folder, ShmFolder::Create());
+  if (allocates) TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.pool.kv.pool_bytes()));
+
+  std::unique_ptr<UcxContext> context(new UcxContext(std::move(folder), options));
+  // Memory domains take their settings from the environment alone, when the context is made.
+  setenv("UCX_POSIX_DIR", context->folder_->path().c_str(), /*overwrite=*/1);
+  TANDEM_ASSIGN_OR_RETURN(context->context_, OpenUcx(options.devices, options.shares_memory()));
+  if (on_device) {
+    TANDEM_RETURN_IF_ERROR(CheckReach(context->context_, context->memory_type()));
+  }
+  TANDEM_RETURN_IF_ERROR(context->OpenWorker());
+  TANDEM_RETURN_IF_ERROR(on_device ? context->MapDevicePool(options.pool)
+                                   : context->MapPool(options.pool));
+  return context;
+}
+
+absl::Status CheckUcxMemory(const UcxMemory& memory, const std::string& devices) {
+  TANDEM_RETURN_IF_ERROR(CheckDevices(devices));
+  TANDEM_ASSIGN_OR_RETURN(const ucp_context_h context, OpenUcx(devices, /*shares_memory=*/false));
+  const absl::Status reach = CheckReach(context, TypeOf(memory));
+  ucp_cleanup(context);
+  return reach;
 }
 
 absl::Status UcxContext::OpenWorker() {
@@ -141,6 +195,52 @@ absl::Status UcxContext::MapPool(const KvPool& pool) {
   return absl::OkStatus();
 }
 
+// No peer is told its key: what they write to are slots.
+absl::Status UcxContext::MapDevicePool(const KvPool& pool) {
+  pool_ = pool;
+  ucp_mem_map_params_t params = {};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = ForUcx(pool.base);
+  params.length = static_cast<size_t>(pool.kv.pool_bytes());
+  params.memory_type = memory_type();
+  const ucs_status_t status = ucp_mem_map(context_, &params, &memory_);
+  if (status == UCS_OK) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("UCX cannot map a KV pool of %d bytes of %s memory: %s", params.length,
+                      ucs_memory_type_names[params.memory_type], ucs_status_string(status)));
+}
+
+absl::StatusOr<std::byte*> UcxContext::Allocate(size_t size_bytes) {
+  constexpr uintptr_t kCopierAlignment = 64;
+  ucp_mem_map_params_t params = {};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.length = size_bytes;
+  params.flags = UCP_MEM_MAP_ALLOCATE;
+  params.memory_type = memory_type();
+  ucp_mem_h memory = nullptr;
+  ucp_mem_attr_t attributes = {};
+  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
+  ucs_status_t status = ucp_mem_map(context_, &params, &memory);
+  if (status == UCS_OK) {
+    allocated_.push_back(memory);
+    status = ucp_mem_query(memory, &attributes);
+  }
+  if (status != UCS_OK) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "UCX cannot allocate %d bytes of %s memory for blocks on their way: %s", size_bytes,
+        ucs_memory_type_names[params.memory_type], ucs_status_string(status)));
+  }
+  if (reinterpret_cast<uintptr_t>(attributes.address) % kCopierAlignment != 0) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "UCX allocates %d bytes that are not aligned to %d", size_bytes, kCopierAlignment));
+  }
+  return ForUcx(static_cast<std::byte*>(attributes.address));
+}
+
+ucs_memory_type_t UcxContext::memory_type() const { return TypeOf(ucx_memory_); }
+
 void UcxContext::SeePoolInHugePages(size_t pool_bytes) {
   absl::StatusOr<HugeView> view = HugeView::Of(pool_.base, pool_bytes);
   absl::Status huge = view.status();
@@ -160,6 +260,7 @@ void UcxContext::CloseWorker() {
 
 UcxContext::~UcxContext() {
   CloseWorker();
+  for (const ucp_mem_h memory : allocated_) ucp_mem_unmap(context_, memory);
   if (memory_ != nullptr) ucp_mem_unmap(context_, memory_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }

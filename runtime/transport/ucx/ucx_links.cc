@@ -7,10 +7,12 @@
 
 namespace tandem {
 
-UcxLinks::UcxLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener)
+UcxLinks::UcxLinks(UcxContext* context, std::unique_ptr<UcxSlots> slots, KvReceiver* receiver,
+                   KvTransport::Listener* listener)
     : context_(context),
       listener_(listener),
       sink_(context->pool(), receiver, listener),
+      slots_(std::move(slots)),
       scratch_(static_cast<size_t>(context->pool().kv.block_bytes)) {}
 
 UcxLinks::~UcxLinks() {
@@ -112,22 +114,42 @@ void UcxLinks::Start(Outbound* link, const FrameQueue::Frame& frame) {
   record->send_id = frame.send_id;
   record->probe = frame.probe();
   PackFrameHeader(frame.header, record->header);
-  record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
-  record->parts[1] = {
-      .buffer = frame.probe() ? scratch_.data() : context_->pool().block(frame.block),
-      .length = static_cast<size_t>(context_->pool().kv.block_bytes)};
   sends_.emplace(record->number, std::move(made));
   ++link->in_ucx;
 
+  const KvPool& pool = context_->pool();
+  const auto block_bytes = static_cast<size_t>(pool.kv.block_bytes);
+  if (slots_ == nullptr) {
+    record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
+    record->parts[1] = {.buffer = frame.probe() ? scratch_.data() : pool.block(frame.block),
+                        .length = block_bytes};
+    Post(link, record, record->parts, std::size(record->parts), UCP_DATATYPE_IOV,
+         UCS_MEMORY_TYPE_HOST);
+    return;
+  }
+  record->messages = 2;
+  Post(link, record, record->header, sizeof(record->header), ucp_dt_make_contig(1),
+       UCS_MEMORY_TYPE_HOST);
+  if (record->status != UCS_OK) {
+    FinishMessage(record, record->status);  // A payload without a header would be out of turn.
+    return;
+  }
+  std::byte* const payload = frame.probe() ? slots_->probe() : pool.block(frame.block);
+  Post(link, record, context_->ForUcx(payload), block_bytes, ucp_dt_make_contig(1),
+       context_->memory_type());
+}
+
+void UcxLinks::Post(Outbound* link, SendRecord* record, const void* buffer, size_t count,
+                    ucp_datatype_t type, ucs_memory_type_t memory) {
   ucp_request_param_t params = {};
-  params.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
-  params.datatype = UCP_DATATYPE_IOV;
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.datatype = type;
+  params.memory_type = memory;
   params.cb.send = &UcxLinks::OnSendDone;
   params.user_data = record;
-  void* request = ucp_tag_send_nbx(link->endpoint, record->parts, std::size(record->parts),
-                                   link->remote_link, &params);
-  if (!UCS_PTR_IS_PTR(request)) Finish(record, UCS_PTR_STATUS(request));
+  void* request = ucp_tag_send_nbx(link->endpoint, buffer, count, link->remote_link, &params);
+  if (!UCS_PTR_IS_PTR(request)) FinishMessage(record, UCS_PTR_STATUS(request));
 }
 
 void UcxLinks::OnSendDone(void* request, ucs_status_t status, void* user_data) {
@@ -135,10 +157,16 @@ void UcxLinks::OnSendDone(void* request, ucs_status_t status, void* user_data) {
   UcxLinks* const links = record->links;
   const uint64_t outbound = record->outbound;
   ucp_request_free(request);
-  links->Finish(record, status);
+  links->FinishMessage(record, status);
   if (const auto link = links->outbound_.find(outbound); link != links->outbound_.end()) {
     links->Pump(link->second.get());
   }
+}
+
+// The last of a frame's messages finishes it.
+void UcxLinks::FinishMessage(SendRecord* record, ucs_status_t status) {
+  if (record->status == UCS_OK) record->status = status;
+  if (--record->messages == 0) Finish(record, record->status);
 }
 
 void UcxLinks::Finish(SendRecord* record, ucs_status_t status) {

@@ -1,4 +1,4 @@
-// The receiving half of UcxLinks: frames into places.
+// The receiving half of UcxLinks: frames into places of the host's memory.
 
 #include <utility>
 
@@ -10,17 +10,21 @@ namespace tandem {
 namespace {
 
 constexpr char kMessagePath[] = "ucx message";
+constexpr char kDevicePath[] = "ucx device memory";
 
 }  // namespace
 
 void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
                            std::shared_ptr<LostCallbackOnce> on_lost) {
+  const char* const path = slots_ == nullptr ? kMessagePath : kDevicePath;
   inbound_.emplace(
-      link, std::make_unique<Inbound>(Inbound{.on_lost = std::move(on_lost),
-                                              .probe = LinkProbe(listener_, peer, kMessagePath)}));
+      link,
+      std::make_unique<Inbound>(Inbound{
+          .id = link, .on_lost = std::move(on_lost), .probe = LinkProbe(listener_, peer, path)}));
 }
 
 bool UcxLinks::Receive() {
+  if (slots_ != nullptr) return ReceiveOnDevice();
   const size_t expected_bytes =
       kFrameHeaderBytes + static_cast<size_t>(context_->pool().kv.block_bytes);
   for (size_t i = 0; i < kWindow; ++i) {
@@ -102,6 +106,7 @@ void UcxLinks::Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status
 void UcxLinks::Break(Inbound* link, const absl::Status& why) {
   if (link->broken) return;
   link->broken = true;
+  for (const Inbound::Message& message : std::exchange(link->queue, {})) Drop(message.handle);
   link->on_lost->Call(why);
 }
 

@@ -19,6 +19,7 @@
 #include "runtime/transport/lost_callback.h"
 #include "runtime/transport/ucx/shared_links.h"
 #include "runtime/transport/ucx/ucx_links.h"
+#include "runtime/transport/ucx/ucx_slots.h"
 
 namespace tandem {
 
@@ -71,6 +72,12 @@ static absl::StatusOr<bool> ChoosePath(const UcxAddress& local, const UcxAddress
   if (remote.block_bytes != local.block_bytes) {
     return absl::FailedPreconditionError(absl::StrFormat("the peer's blocks have %d bytes, ours %d",
                                                          remote.block_bytes, local.block_bytes));
+  }
+  if (remote.device != local.device) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the peer's KV pool is in %s memory and ours in %s: UCX moves blocks between pools of one "
+        "kind; --transport grpc moves these",
+        remote.device ? "a device's" : "the host's", local.device ? "a device's" : "the host's"));
   }
   if (remote.host == local.host && !local.socket_name.empty() && !remote.socket_name.empty()) {
     return true;
@@ -141,7 +148,11 @@ absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Create(const UcxOpti
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<SharedLinks> shared_links,
                           SharedLinks::Create(context.get(), options.secret, receiver, listener));
-  auto links = std::make_unique<UcxLinks>(context.get(), receiver, listener);
+  std::unique_ptr<UcxSlots> slots;
+  if (options.pool.memory == MemoryKind::kDevice) {
+    TANDEM_ASSIGN_OR_RETURN(slots, UcxSlots::Create(context.get()));
+  }
+  auto links = std::make_unique<UcxLinks>(context.get(), std::move(slots), receiver, listener);
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(context), options, wake_fd));
   transport->shared_links_ = std::move(shared_links);
   transport->links_ = std::move(links);
@@ -153,7 +164,7 @@ UcxTransport::UcxTransport(std::unique_ptr<UcxContext> context, const UcxOptions
                            int wake_fd)
     : context_(std::move(context)),
       network_(!options.devices.empty()),
-      shared_memory_(options.shared_memory),
+      shared_memory_(options.shares_memory()),
       host_id_(SharedMemoryHostId()),
       wake_fd_(wake_fd) {}
 
@@ -178,6 +189,7 @@ UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
           .host = host_id_,
           .worker_address = context_->worker_address(),
           .network = network_,
+          .device = context_->pool().memory == MemoryKind::kDevice,
           .socket_name = shared_memory_ ? shared_links_->socket_name() : "",
           .pool_key = context_->pool_key(),
           .pool_base = context_->pool_address(),
@@ -239,6 +251,7 @@ bool UcxTransport::RunCommands() {
 
 void UcxTransport::Run() {
   pthread_setname_np(pthread_self(), "kv-ucx");
+  links_->Begin();
   while (true) {
     const bool progressed = network_ && ucp_worker_progress(context_->worker()) != 0;
     // In between: whoever sends on a link has been told its number after its opening was posted.

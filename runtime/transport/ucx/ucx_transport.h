@@ -3,7 +3,8 @@
 // Within a host the pool is shared memory, out of which the receiver copies (SharedLinks); between
 // hosts blocks travel in tagged messages on the named interfaces (UcxLinks). Either way the
 // receiver copies a block to the place it chose and checksums it there, and a link has at most 32
-// frames under way.
+// frames under way. A device's pool has messages alone, within a host too (--ucx-devices lo): UCX
+// brings a payload to a slot of the device's memory, and the pool's copier from there to its block.
 //
 // One thread makes every UCX call. It sleeps in poll() when nothing moves.
 

@@ -15,13 +15,6 @@
 
 namespace tandem {
 
-inline KvPool FarPool(Side* side, int32_t num_blocks) {
-  return {.base = FarMemory::Across(side->AllocatePool(num_blocks)),
-          .kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes},
-          .memory = MemoryKind::kDevice,
-          .copier = &side->far_memory};
-}
-
 class NcclSide final : public Side {
  public:
   // `copier`: in place of far_memory.

@@ -44,6 +44,20 @@ TEST(UcxAddressTest, PoolsThatCannotBeAreRefused) {
   EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
 }
 
+TEST(UcxAddressTest, OnlyADevicesPoolHasNoKeyAndItSharesNoMemory) {
+  UcxAddress address = Good();
+  address.pool_key.clear();
+  EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+  address.device = true;
+  ASSERT_TRUE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+  EXPECT_EQ(*DecodeUcxAddress(EncodeUcxAddress(address)), address);
+  address.socket_name = "socket";
+  EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+  address.socket_name.clear();
+  address.pool_key = "key";
+  EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+}
+
 TEST(UcxAddressTest, ThisHostIsThisHost) { EXPECT_EQ(SharedMemoryHostId(), SharedMemoryHostId()); }
 
 }  // namespace

@@ -12,8 +12,11 @@
 
 namespace tandem {
 
+// UCX gets the addresses that the host has of far memory.
+inline constexpr UcxMemory kFarUcxMemory = {.kind = MemoryKind::kHost, .across = FarMemory::Across};
+
 // "ucx": shared memory; "ucx-network": messages over loopback; "ucx-registered": that, with a pool
-// of ours.
+// of ours; "ucx-device": that, with a pool of a device's whose addresses fault.
 inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks,
                                       const FleetSecret& secret = {}) {
   auto side = std::make_unique<Side>();
@@ -25,6 +28,10 @@ inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_block
     options.shared_memory = false;
   }
   if (kind == "ucx-registered") options.pool.base = side->AllocatePool(num_blocks);
+  if (kind == "ucx-device") {
+    options.pool = FarPool(side.get(), num_blocks);
+    options.memory = kFarUcxMemory;
+  }
   auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
   if (!transport.ok()) ADD_FAILURE() << transport.status();
   side->transport = *std::move(transport);

@@ -47,7 +47,7 @@ const std::string kSecretText(32, 's'), kOtherText(32, 'o');
 
 // Somebody who knows where to send, but was told no link, and guesses.
 TEST(UcxTrustTest, FramesToGuessedLinksLandNowhere) {
-  for (const char* kind : {"ucx", "ucx-network"}) {
+  for (const char* kind : {"ucx", "ucx-network", "ucx-device"}) {
     SCOPED_TRACE(kind);
     auto from = MakeSide(kind, kBlocks);
     auto to = MakeSide(kind, kBlocks);

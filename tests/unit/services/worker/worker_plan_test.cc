@@ -91,9 +91,8 @@ TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
     return PlanWorker(options_, {.cores = 2, .memory_bytes = 1024 * kGiB}, *device);
   };
   EXPECT_EQ(plan_on_device()->transport, "grpc");
-  options_.transport = "ucx";
-  EXPECT_THAT(std::string(plan_on_device().status().message()),
-              HasSubstr("--transport: ucx moves the host's memory"));
+  options_.transport = "ucx";  // To whom it may say no (CheckUcxMemory).
+  EXPECT_EQ(plan_on_device()->transport, "ucx");
   // What blocks pass through on their way.
   const int64_t block_bytes = Plan()->sizes.kv.block_bytes;
   options_.transport = "grpc";
@@ -105,6 +104,11 @@ TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
   EXPECT_EQ(plan_on_device()->memory.transport_bytes, (1 + 8 * 9) * block_bytes);
   EXPECT_EQ(plan_on_device()->memory.transport_owner, "NCCL's slots for 8 links");
   options_.transport = "ucx";
+  EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 0);
+  EXPECT_EQ(plan_on_device()->memory.transport_bytes, (2 + 8 * 2) * block_bytes);
+  EXPECT_EQ(plan_on_device()->memory.transport_owner, "UCX's slots for 8 links");
+  EXPECT_FALSE(plan_on_device()->memory.shared.has_value());  // Nothing of it lies there.
+  EXPECT_EQ(Plan()->memory.transport_bytes, 0);
 }
 
 // The pool of the other transport is nowhere but in the process's own memory.
