@@ -13,7 +13,9 @@ namespace tandem {
 
 namespace {
 
-constexpr uint32_t kVersion = 2;
+// Versions: of a pool of the host's, as it has always been, and of a device's.
+constexpr uint32_t kHostVersion = 1;
+constexpr uint32_t kDeviceVersion = 2;
 constexpr size_t kMaxPartBytes = 16 << 10;
 constexpr size_t kMaxSocketNameBytes = 100;  // sockaddr_un has room for 107.
 
@@ -55,12 +57,11 @@ class Reader {
 
 std::string EncodeUcxAddress(const UcxAddress& address) {
   std::string out;
-  Put(kVersion, &out);
+  Put(address.device ? kDeviceVersion : kHostVersion, &out);
   Put(address.link, &out);
   PutText(address.host, &out);
   PutText(address.worker_address, &out);
   Put(static_cast<uint8_t>(address.network), &out);
-  Put(static_cast<uint8_t>(address.device), &out);
   PutText(address.socket_name, &out);
   PutText(address.pool_key, &out);
   Put(address.pool_base, &out);
@@ -73,21 +74,21 @@ absl::StatusOr<UcxAddress> DecodeUcxAddress(std::string_view bytes) {
   Reader reader(bytes);
   UcxAddress address;
   uint32_t version = 0;
-  uint8_t network = 0, device = 0;
-  if (!reader.Get(&version) || version != kVersion) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("UCX address: version %d, want %d", version, kVersion));
+  uint8_t network = 0;
+  if (!reader.Get(&version) || (version != kHostVersion && version != kDeviceVersion)) {
+    return absl::InvalidArgumentError(absl::StrFormat("UCX address: version %d, want %d or %d",
+                                                      version, kHostVersion, kDeviceVersion));
   }
   if (!reader.Get(&address.link) || !reader.GetText(&address.host) ||
       !reader.GetText(&address.worker_address) || !reader.Get(&network) || network > 1 ||
-      !reader.Get(&device) || device > 1 || !reader.GetText(&address.socket_name) ||
-      !reader.GetText(&address.pool_key) || !reader.Get(&address.pool_base) ||
-      !reader.Get(&address.block_bytes) || !reader.Get(&address.num_blocks) || !reader.AtEnd()) {
+      !reader.GetText(&address.socket_name) || !reader.GetText(&address.pool_key) ||
+      !reader.Get(&address.pool_base) || !reader.Get(&address.block_bytes) ||
+      !reader.Get(&address.num_blocks) || !reader.AtEnd()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("UCX address: %d bytes that are not one", bytes.size()));
   }
   address.network = network == 1;
-  address.device = device == 1;
+  address.device = version == kDeviceVersion;
   uint64_t pool_bytes = 0;
   uint64_t pool_end = 0;
   if (address.worker_address.empty() || address.pool_key.empty() != address.device ||

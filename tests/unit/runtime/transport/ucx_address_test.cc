@@ -58,6 +58,15 @@ TEST(UcxAddressTest, OnlyADevicesPoolHasNoKeyAndItSharesNoMemory) {
   EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
 }
 
+// Workers of before and of now understand each other while one takes the other's place.
+TEST(UcxAddressTest, TheHostsPoolsHaveTheAddressThatTheyAlwaysHad) {
+  UcxAddress address = Good();
+  EXPECT_EQ(EncodeUcxAddress(address)[0], 1);
+  address.device = true;
+  address.pool_key.clear();
+  EXPECT_EQ(EncodeUcxAddress(address)[0], 2);
+}
+
 TEST(UcxAddressTest, ThisHostIsThisHost) { EXPECT_EQ(SharedMemoryHostId(), SharedMemoryHostId()); }
 
 }  // namespace
