@@ -94,7 +94,8 @@ TEST(EmulatedBlockTest, ABlockHasNothingOfTheOneBefore) {
               HasSubstr("block 1 reads what nobody wrote"));
   EXPECT_EQ(run(
                 [] {
-                  if (threadIdx.x == 0) emulated::CopyAsync(0, kGlobal, sizeof(kGlobal), sizeof(kGlobal));
+                  if (threadIdx.x == 0)
+                    emulated::CopyAsync(0, kGlobal, sizeof(kGlobal), sizeof(kGlobal));
                 },
                 [] { Shared()[threadIdx.x] = 1; }),
             "");
