@@ -94,8 +94,7 @@ absl::Status CheckReach(ucp_context_h context, ucs_memory_type_t type) {
   ucp_get_version(&major, &minor, &release);
   return absl::FailedPreconditionError(absl::StrFormat(
       "UCX %d.%d.%d reaches memory of: %s; the KV pool lies in memory of %s: install a UCX that "
-      "was "
-      "built with that, or choose --transport grpc",
+      "was built with that, or choose --transport grpc",
       major, minor, release, absl::StrJoin(reached, ", "), ucs_memory_type_names[type]));
 }
 
