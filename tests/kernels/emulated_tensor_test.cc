@@ -17,6 +17,7 @@
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/tensor_rows.h"
 #include "kernels/probe/numerics_probe.h"
+#include "tests/kernels/emulated_sites.h"
 #include "tests/kernels/emulated_test.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
@@ -480,30 +481,12 @@ void EmulatedTensorSitesTest::ExpectEachIsNeeded(bool launch_waits) {
     }
     return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
   };
-  emulated::TakeSites();
-  emulated::TakeLaunchWaits();
-  emulated::WatchEarlyThreads(launch_waits);
-  const auto expected = run(seed_);
-  ASSERT_FALSE(expected.empty());
-  const auto sites = launch_waits ? emulated::TakeLaunchWaits() : emulated::TakeSites();
-  EXPECT_GE(sites.size(), launch_waits ? 8u : 11u);
-  // Whose outputs are all the device's, where what is written too early is seen.
-  const auto probe = [&] {
-    const ProbeShape small{
-        .rows = 1, .features = 32, .outputs = 8, .vocabulary = 64, .head_dim = 64, .positions = 70};
-    return ProbeOperations(*MakeBackend("cuda-tensor"), small, seed_).ok();
-  };
-  ASSERT_TRUE(probe());
-  for (const emulated::Site& site : sites) {
-    if (!site.file.starts_with("tensor_")) continue;
-    emulated::LeaveOut(site);
-    bool caught = launch_waits && !probe();
-    for (int order = 0; order < kOrders && !caught; ++order) {
-      caught = run(seed_ + order) != expected;
-    }
-    emulated::LeaveOut();
-    EXPECT_TRUE(caught) << site.file << ":" << site.line << " was not missed";
-  }
+  ExpectEachSiteIsNeeded({.files = "tensor_",
+                          .launch_waits = launch_waits,
+                          .least = launch_waits ? 5u : 11u,
+                          .seed = seed_,
+                          .orders = kOrders,
+                          .run = run});
 }
 
 TEST_F(EmulatedTensorSitesTest, EachBarrierAndEachWaitIsNeeded) {

@@ -17,6 +17,7 @@
 #include "kernels/cuda/emulated/tensor_core.h"
 #include "kernels/cuda/simt.h"
 #include "kernels/probe/numerics_probe.h"
+#include "tests/kernels/emulated_sites.h"
 #include "tests/kernels/emulated_test.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
@@ -357,19 +358,9 @@ TEST_F(EmulatedWgmmaAttentionTest, SegmentsAreMergedAsByAWarpsProducts) {
   EXPECT_EQ(emulated::TakeFault(), "");
 }
 
-// Leaves out each alone: barriers, fences and waits, or waits for the launch before.
 class EmulatedWgmmaSitesTest : public EmulatedWgmmaAttentionTest {
  protected:
-  // Whose outputs are all the device's, where what is written too early is seen.
-  bool Probe() const {
-    const ProbeShape small{
-        .rows = 1, .features = 32, .outputs = 8, .vocabulary = 64, .head_dim = 64, .positions = 70};
-    const auto backend = CreateCudaBackend(CudaProducts::kTensorCores);
-    return backend.ok() && ProbeOperations(**backend, small, seed_).ok();
-  }
-
   void ExpectEachIsNeeded(bool launch_waits, size_t least) {
-    constexpr uint64_t kTries = 3;
     const PagedShape shape{
         .num_heads = 4, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16};
     const PagedSequence sequence = Sequence(shape, 350, 8.0f);
@@ -387,26 +378,12 @@ class EmulatedWgmmaSitesTest : public EmulatedWgmmaAttentionTest {
       all.insert(all.end(), rest.begin(), rest.end());
       return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
     };
-    emulated::TakeSites();
-    emulated::TakeLaunchWaits();
-    emulated::WatchEarlyThreads(launch_waits);
-    const auto expected = run(seed_);
-    ASSERT_FALSE(expected.empty());
-    ASSERT_TRUE(Probe());
-    size_t num_sites = 0;
-    for (const emulated::Site& site :
-         launch_waits ? emulated::TakeLaunchWaits() : emulated::TakeSites()) {
-      if (!site.file.starts_with("wgmma_")) continue;
-      ++num_sites;
-      emulated::LeaveOut(site);
-      bool caught = launch_waits && !Probe();
-      for (uint64_t order = 0; order < kTries && !caught; ++order) {
-        caught = run(seed_ + order) != expected;
-      }
-      emulated::LeaveOut();
-      EXPECT_TRUE(caught) << site.file << ":" << site.line << " was not missed";
-    }
-    EXPECT_GE(num_sites, least);
+    ExpectEachSiteIsNeeded({.files = "wgmma_",
+                            .launch_waits = launch_waits,
+                            .least = least,
+                            .seed = seed_,
+                            .orders = 3,
+                            .run = run});
   }
 };
 

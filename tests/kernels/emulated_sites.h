@@ -1,0 +1,65 @@
+// Barriers, fences and waits of a file's kernels, each left out alone: none is there for nothing.
+
+#ifndef TANDEM_TESTS_KERNELS_EMULATED_SITES_H_
+#define TANDEM_TESTS_KERNELS_EMULATED_SITES_H_
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/emulated/block.h"
+#include "kernels/probe/numerics_probe.h"
+
+namespace tandem {
+
+struct SitesCase {
+  std::string_view files;  // What their names begin with.
+  bool launch_waits;       // Waits for the launch before, in place of all else.
+  size_t least;            // Sites that there are of these files.
+  uint64_t seed;
+  uint64_t orders;  // A fault shows in almost all.
+  // What the kernels give in an order of threads; nothing if something is wrong.
+  std::function<std::vector<std::byte>(uint64_t order)> run;
+};
+
+inline void ExpectEachSiteIsNeeded(const SitesCase& c) {
+  const auto take = [&] {
+    return c.launch_waits ? emulated::TakeLaunchWaits() : emulated::TakeSites();
+  };
+  // Whose outputs are all the device's, where what is written too early is seen.
+  const auto probe = [&] {
+    const ProbeShape small{
+        .rows = 1, .features = 32, .outputs = 8, .vocabulary = 64, .head_dim = 64, .positions = 70};
+    const auto backend = CreateCudaBackend(CudaProducts::kTensorCores);
+    return backend.ok() && ProbeOperations(**backend, small, c.seed).ok();
+  };
+  take();
+  emulated::WatchEarlyThreads(c.launch_waits);
+  const std::vector<std::byte> expected = c.run(c.seed);
+  ASSERT_FALSE(expected.empty());
+  const std::set<emulated::Site> sites = take();
+  ASSERT_TRUE(probe());
+  size_t num_sites = 0;
+  for (const emulated::Site& site : sites) {
+    if (!site.file.starts_with(c.files)) continue;
+    ++num_sites;
+    emulated::LeaveOut(site);
+    bool caught = c.launch_waits && !probe();
+    for (uint64_t order = 0; order < c.orders && !caught; ++order) {
+      caught = c.run(c.seed + order) != expected;
+    }
+    emulated::LeaveOut();
+    EXPECT_TRUE(caught) << site.file << ":" << site.line << " was not missed";
+  }
+  EXPECT_GE(num_sites, c.least);
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_KERNELS_EMULATED_SITES_H_
