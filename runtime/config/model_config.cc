@@ -62,15 +62,20 @@ absl::StatusOr<TensorType> ReadCheckpointType(const JsonFields& fields) {
 }
 
 // A field of `quantization_config` that must be false, or not be there.
-absl::Status RefuseIfTrue(const JsonFields& fields, std::string_view name) {
+absl::Status RefuseIfTrue(const JsonFields& fields, std::string_view name,
+                          std::string_view instead = "") {
   TANDEM_ASSIGN_OR_RETURN(const bool is_true, fields.BoolOr(name, false));
   if (!is_true) return absl::OkStatus();
-  return Unsupported(fields, name, "is true, which is not supported");
+  return Unsupported(fields, name,
+                     absl::StrCat("is true, which is not supported", std::string(instead)));
 }
 
 absl::Status ReadGptq(const JsonFields& fields, Int4Format* int4_format) {
   int4_format->method = Int4Format::Method::kGptq;
-  TANDEM_RETURN_IF_ERROR(RefuseIfTrue(fields, "desc_act"));
+  TANDEM_RETURN_IF_ERROR(RefuseIfTrue(
+      fields, "desc_act",
+      ": inputs lie in another order; take a checkpoint that was quantised with desc_act false, or "
+      "the one in 16 bits with --weights int4"));
   const char* const key = fields.Has("checkpoint_format") ? "checkpoint_format" : "format";
   TANDEM_ASSIGN_OR_RETURN(const std::string format, fields.StringOr(key, "gptq"));
   if (format != "gptq" && format != "gptq_v2") {
