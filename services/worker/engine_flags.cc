@@ -29,6 +29,10 @@ void EngineFlags::Declare(FlagSet* flags) {
       "moves KV blocks between workers, of which all have the same; auto: ucx, whose "
       "pool lies in shared memory, but grpc where the pool is a GPU's; nccl: from GPU to "
       "GPU, if the build has it");
+  flags->Add(
+      "ucx-devices", &ucx_devices, "LIST",
+      "interfaces on which UCX may listen, for peers on other hosts, and for all peers where "
+      "the pool is a GPU's (lo: this host only); empty: shared memory of this host only");
   flags->Add("kv-memory", &kv_memory, "BYTES",
              "size of a worker's KV pool; 0: room for 16 sequences at their longest, at most half "
              "of what weights, --memory-limit, activations and a reserve leave of the machine's or "
@@ -99,6 +103,7 @@ std::vector<std::string> EngineFlags::Arguments() const {
   return {
       "--served-model-name=" + served_model_name,
       "--transport=" + transport,
+      "--ucx-devices=" + ucx_devices,
       absl::StrCat("--kv-memory=", kv_memory.bytes),
       absl::StrCat("--max-model-len=", max_model_len),
       absl::StrCat("--max-num-seqs=", max_num_seqs),

@@ -16,6 +16,7 @@ namespace tandem {
 struct EngineFlags {
   std::string served_model_name;
   std::string transport = "grpc";
+  std::string ucx_devices;
   ByteSize kv_memory;
   int32_t max_model_len = 0;
   int32_t max_num_seqs = 0;

@@ -34,9 +34,6 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
             "allow --listen beyond loopback without TLS: prompts and KV blocks go in the clear");
   options->fleet.Declare(&flags);
-  flags.Add("ucx-devices", &options->ucx_devices, "LIST",
-            "interfaces on which UCX may listen, for peers on other hosts, and for all peers where "
-            "the pool is a GPU's (lo: this host only); empty: shared memory of this host only");
   flags.Add("nccl-interface", &options->nccl_interface, "NAME",
             "interface on which NCCL listens and dials, for peers on other hosts; empty: loopback, "
             "this host only");

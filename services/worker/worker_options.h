@@ -25,7 +25,6 @@ struct WorkerOptions : SizeOptions {
   std::string port_file;
   std::string admin;
   bool insecure_public_listen = false;
-  std::string ucx_devices;
   std::string nccl_interface;
   FleetFlags fleet;
   int32_t drain_seconds = kWorkerDrainSeconds;

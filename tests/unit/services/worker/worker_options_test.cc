@@ -97,6 +97,7 @@ TEST(WorkerOptionsTest, OnlyAddressesOfThisMachineAreLoopback) {
 TEST(WorkerOptionsTest, EngineFlagsReachAWorkerAsTheyWereGiven) {
   const std::vector<std::string> given = {"--served-model-name=m",
                                           "--transport=ucx",
+                                          "--ucx-devices=eth0",
                                           "--kv-memory=123456",
                                           "--max-model-len=512",
                                           "--max-num-seqs=7",
@@ -126,14 +127,13 @@ TEST(WorkerOptionsTest, EngineFlagsReachAWorkerAsTheyWereGiven) {
 
 TEST(WorkerOptionsTest, FlagsOfTheProcessAreKeptAsTheyWereGiven) {
   WorkerOptions options;
-  ASSERT_TRUE(
-      WorkerFlags(&options)
-          .Parse({"--model=folder", "--name=n", "--incarnation=7", "--ended=5:crash",
-                  "--role=decode", "--listen=10.0.0.1:1", "--admin=10.0.0.1:2", "--port-file=/port",
-                  "--insecure-public-listen", "--fleet-secret-file=/secret", "--ucx-devices=eth0",
-                  "--nccl-interface=eth1", "--machine-share=2", "--memory-limit=64MiB",
-                  "--drain-seconds=40"})
-          .ok());
+  ASSERT_TRUE(WorkerFlags(&options)
+                  .Parse({"--model=folder", "--name=n", "--incarnation=7", "--ended=5:crash",
+                          "--role=decode", "--listen=10.0.0.1:1", "--admin=10.0.0.1:2",
+                          "--port-file=/port", "--insecure-public-listen",
+                          "--fleet-secret-file=/secret", "--nccl-interface=eth1",
+                          "--machine-share=2", "--memory-limit=64MiB", "--drain-seconds=40"})
+                  .ok());
   EXPECT_EQ(options.model, "folder");
   EXPECT_EQ(options.name, "n");
   EXPECT_EQ(options.incarnation, 7);
@@ -144,7 +144,6 @@ TEST(WorkerOptionsTest, FlagsOfTheProcessAreKeptAsTheyWereGiven) {
   EXPECT_EQ(options.port_file, "/port");
   EXPECT_TRUE(options.insecure_public_listen);
   EXPECT_EQ(options.fleet.secret_file, "/secret");
-  EXPECT_EQ(options.ucx_devices, "eth0");
   EXPECT_EQ(options.nccl_interface, "eth1");
   EXPECT_EQ(options.machine_share, 2);
   EXPECT_EQ(options.memory_limit.bytes, 64 << 20);
