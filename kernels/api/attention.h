@@ -142,8 +142,8 @@ struct CopyBlocksArgsOf {
 };
 using CopyBlocksArgs = CopyBlocksArgsOf<DevicePtr>;
 
-// checksums[i] = CRC-32C of all of blocks[i]. The arrays are the host's: `blocks` is read before
-// the call returns, `checksums` is complete after the next Synchronize().
+// checksums[i] = CRC-32C of all of blocks[i], as it lies there: they are there when the call
+// returns, which waits for nothing that is enqueued. What was to write there has been waited for.
 template <template <typename> class P>
 struct ChecksumBlocksArgsOf {
   P<const std::byte> base;    // of block 0

@@ -3,10 +3,11 @@
 // Every backend has every operation: what it cannot do fails when a layer is prepared, never in a
 // step. All methods belong to the engine thread, except that GetPackedFormat and PackLinear may
 // run on any thread before the first step. Operations and copies enqueue and return; they run in
-// the order of the calls, on one stream. What their arguments point at, of the device or of the
-// host, lives and stays as it is until an event recorded after them, or Synchronize(), has been
-// waited for. InvalidArgument if a size or stride is out of range or a pointer that is needed is
-// null; array contents (ids, slots, block tables) are trusted.
+// the order of the calls, on one stream, but for checksums and discarding of blocks, which are done
+// when their calls return. What their arguments point at, of the device or of the host, lives and
+// stays as it is until an event recorded after them, or Synchronize(), has been waited for.
+// InvalidArgument if a size or stride is out of range or a pointer that is needed is null; array
+// contents (ids, slots, block tables) are trusted.
 //
 // Memory of a backend is elsewhere: the host has no pointer to it (device_ptr.h), only copies.
 // Where it is the host's own memory after all, mirrors and weights are one memory with what the
@@ -142,6 +143,8 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<DeviceCopier>> CreateCopier() {
     return absl::FailedPreconditionError("the KV pool is the host's");
   }
+  // Whether operations run while the host goes on. False: they are over when their calls return.
+  virtual bool runs_beside_host() const { return false; }
   // The memory that weights, pool and what is computed with lie in. Nothing: the host's.
   virtual absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const { return std::nullopt; }
   // `bytes` (64-byte aligned) as operations read them: themselves where that is possible, and then

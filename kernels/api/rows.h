@@ -16,10 +16,12 @@
 
 namespace tandem {
 
-// output = table[ids] (+ position_table[positions]).
+// output = table[ids] (+ position_table[positions]). An id below 0 is one that Sample has left on
+// the device: -1 - id is its place in `drawn`.
 template <template <typename> class P>
 struct EmbeddingArgsOf {
   P<const int32_t> ids;                    // [T], below the table's rows
+  P<const int32_t> drawn = nullptr;        // SampleArgs::drawn; read only for ids below 0
   P<const void> table;                     // [vocabulary, E] table_dtype
   P<const int32_t> positions = nullptr;    // [T], read only with a position_table
   P<const void> position_table = nullptr;  // [positions, E] table_dtype, or null
@@ -28,10 +30,17 @@ struct EmbeddingArgsOf {
   int64_t features;                        // E
   DType table_dtype;
   static constexpr auto Pointers(auto& self) {
-    return std::tie(self.ids, self.table, self.positions, self.position_table, self.output);
+    return std::tie(self.ids, self.drawn, self.table, self.positions, self.position_table,
+                    self.output);
   }
 };
 using EmbeddingArgs = EmbeddingArgsOf<DevicePtr>;
+// The token of a row, of arguments where they can be read.
+template <typename Args>
+[[gnu::always_inline]] constexpr int64_t TokenOf(const Args& args, int64_t row) {
+  const int32_t id = args.ids[row];
+  return id < 0 ? args.drawn[-1 - id] : id;
+}
 
 // output = input / sqrt(mean(input²) + epsilon) · weight.
 template <template <typename> class P>

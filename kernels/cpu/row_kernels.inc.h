@@ -71,9 +71,10 @@ void SoftCapElements(const HostSoftCapArgs& args, int64_t begin, int64_t end) {
 
 void EmbeddingRows(const HostEmbeddingArgs& args, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
+    const int64_t from = TokenOf(args, r) * args.features;
     for (int64_t i = 0; i < args.features; i += kLanes) {
       const int lanes = LanesAt(i, args.features);
-      F32x16 x = LoadLanes(args.table_dtype, args.table, args.ids[r] * args.features + i, lanes);
+      F32x16 x = LoadLanes(args.table_dtype, args.table, from + i, lanes);
       if (args.position_table != nullptr) {
         x = x + LoadLanes(args.table_dtype, args.position_table,
                           args.positions[r] * args.features + i, lanes);

@@ -46,7 +46,7 @@ class CudaLinearOp final : public LinearOp {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const cudaDeviceProp& properties, CudaProducts products, bool has_warpgroup_products,
-              std::unique_ptr<CudaStream> stream)
+              std::unique_ptr<CudaStream> stream, std::unique_ptr<CudaStream> checksum_stream)
       : isa_(absl::StrCat("sm_", properties.major, properties.minor,
                           products == CudaProducts::kFma ? "" : "-tensor",
                           has_warpgroup_products ? "-wgmma" : "")),
@@ -55,9 +55,10 @@ class CudaBackend final : public Backend {
                 .max_shared_bytes = properties.sharedMemPerBlockOptin,
                 .has_warpgroup_products = has_warpgroup_products},
         stream_(std::move(stream)),
+        checksum_stream_(std::move(checksum_stream)),
         graphs_(stream_->get()),
         scratch_(CudaScratch::Kind::kDevice, stream_->get()),
-        checksums_(CudaScratch::Kind::kDevice, stream_->get()),
+        checksums_(CudaScratch::Kind::kDevice, checksum_stream_->get()),
         sampler_(stream_->get()) {}
   // What is enqueued may use what goes first.
   ~CudaBackend() override { (void)stream_->Synchronize(); }
@@ -92,6 +93,7 @@ class CudaBackend final : public Backend {
   }
 
   MemoryKind pool_kind() const override { return MemoryKind::kDevice; }
+  bool runs_beside_host() const override { return true; }
   absl::StatusOr<std::unique_ptr<DeviceCopier>> CreateCopier() override {
     return CudaCopier::Create();
   }
@@ -254,14 +256,19 @@ class CudaBackend final : public Backend {
     const size_t bytes = static_cast<size_t>(args.count) * sizeof(uint32_t);
     TANDEM_ASSIGN_OR_RETURN(void* const memory, checksums_.Get(bytes));
     auto* const checksums = static_cast<uint32_t*>(memory);
+    cudaStream_t const stream = checksum_stream_->get();
     ChecksumLaunch launch{.base = OnHost(args.base), .block_stride_bytes = args.block_stride_bytes};
     for (int64_t first = 0; first < args.count; first += kMaxChecksums) {
       launch.checksums = checksums + first;
       launch.count = static_cast<int>(std::min<int64_t>(kMaxChecksums, args.count - first));
       std::copy_n(args.blocks + first, launch.count, launch.blocks);
-      TANDEM_RETURN_IF_ERROR(Enqueued(CudaChecksumBlocks(launch, stream_->get())));
+      TANDEM_RETURN_IF_ERROR(Enqueued(CudaChecksumBlocks(launch, stream)));
     }
-    return CopyBytes(args.checksums, checksums, bytes, cudaMemcpyDeviceToHost);
+    if (bytes > 0) {
+      TANDEM_RETURN_IF_ERROR(Enqueued(
+          cudaMemcpyAsync(args.checksums, checksums, bytes, cudaMemcpyDeviceToHost, stream)));
+    }
+    return checksum_stream_->Synchronize();
   }
 
   absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override { return Validate(args); }
@@ -330,6 +337,7 @@ class CudaBackend final : public Backend {
   const ProcessorLimits limits_;
   std::atomic<uint64_t> work_done_{0};
   const std::unique_ptr<CudaStream> stream_;
+  const std::unique_ptr<CudaStream> checksum_stream_;  // They do not wait for steps.
   CudaGraphs graphs_;
   CudaScratch scratch_;    // of one operation
   CudaScratch checksums_;  // of the device
@@ -358,8 +366,9 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products
     TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
                                       "trying the products of four warps"));
   }
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> checksum_stream, CudaStream::Create());
   return std::make_unique<CudaBackend>(properties, products, has_warpgroup_products,
-                                       std::move(stream));
+                                       std::move(stream), std::move(checksum_stream));
 }
 
 }  // namespace tandem

@@ -144,7 +144,7 @@ __global__ void TANDEM_THREADS(kNormThreads, 1) LayerNormKernel(HostLayerNormArg
 __global__ void TANDEM_THREADS(kThreads, 1) EmbeddingKernel(HostEmbeddingArgs args) {
   BeginLaunch();
   const int64_t row = blockIdx.x;
-  const int64_t from = int64_t{args.ids[row]} * args.features;
+  const int64_t from = TokenOf(args, row) * args.features;
   const bool has_positions = args.position_table != nullptr;
   const int64_t position = has_positions ? int64_t{args.positions[row]} * args.features : 0;
   for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {

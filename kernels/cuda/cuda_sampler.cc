@@ -152,6 +152,7 @@ SampleLaunch Arrange(const HostSampleArgs& args, const Plan& plan, Arrays* array
           .masked = arrays->Upload(plan.masked),
           .words = arrays->Upload(plan.words),
           .answers = arrays->Add<SampleAnswer>(std::ssize(plan.jobs)),
+          .tokens = args.drawn,
           .top = arrays->Add<RankedToken>(plan.num_top),
           .best = arrays->Add<uint64_t>((rows + edits) * pieces),
           .not_finite = arrays->Add<uint64_t>(rows * pieces),

@@ -378,10 +378,16 @@ __device__ uint64_t FindCut(const Candidates& candidates, Measure measure, uint6
   }
 }
 
+// This block's token: for the host, and for whoever computes with it before the host has seen it.
+__device__ __forceinline__ void GiveToken(const SampleLaunch& launch, int32_t token) {
+  launch.answers[blockIdx.x].token = token;
+  if (launch.tokens != nullptr) launch.tokens[blockIdx.x] = token;
+}
+
 // The token of a draw: ids rising until what is kept weighs more than `target`.
 __device__ void DrawToken(const SampleLaunch& launch, const float* logits,
                           const SampleWeights& weights, uint64_t cut, uint64_t random,
-                          const DrawShared& shared, int32_t* token) {
+                          const DrawShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   const uint64_t of_piece = thread < launch.num_pieces ? uint64_t{shared.pieces[thread]} : 0;
   const BlockSum prefix = SumOfBlock<kDrawThreads>(of_piece, shared.warps);
@@ -410,7 +416,7 @@ __device__ void DrawToken(const SampleLaunch& launch, const float* logits,
 #pragma unroll
   for (int i = 0; i < kDrawHeld; ++i) {
     if (sum <= left && left < sum + held[i]) {
-      *token = static_cast<int32_t>(first) + thread * kDrawHeld + i;
+      GiveToken(launch, static_cast<int32_t>(first) + thread * kDrawHeld + i);
     }
     sum += held[i];
   }
@@ -421,7 +427,6 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
   const DrawShared shared(SharedCast<uint64_t>(SharedMemory()));
   const SampleLaunch& launch = select.sample;
   const SampleJob job = launch.jobs[blockIdx.x];
-  SampleAnswer* const answer = launch.answers + blockIdx.x;
   const Round round(job, select.round);
   if (!round.exists) return;
   const uint64_t not_finite = LargestOfPieces(
@@ -433,11 +438,15 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
     const int32_t id = IdOf(not_finite);
     const float logit = not_finite == 0 ? 0.0f : LogitsOf(launch, job.row)[id];
     const int32_t highest = all_masked || draws ? -1 : IdOf(best);
-    *answer = {.token = job.given >= 0 ? job.given : highest,
-               .not_finite = not_finite == 0 ? -1 : id,
-               .logit = logit,
-               .logprob = 0,
-               .num_better = 0};
+    const int32_t token = job.given >= 0 ? job.given : highest;
+    launch.answers[blockIdx.x] = {.token = token,
+                                  .not_finite = not_finite == 0 ? -1 : id,
+                                  .logit = logit,
+                                  .logprob = 0,
+                                  .num_better = 0};
+    // Whatever comes of a query that fails, it is a token.
+    const int32_t given = token < 0 || not_finite != 0 ? 0 : token;
+    if (launch.tokens != nullptr) launch.tokens[blockIdx.x] = given;
   }
   if (!draws) return;
   const float* const logits = SourceOf(launch, job);
@@ -460,7 +469,7 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
     __syncthreads();
   }
   if (round.is_last) {
-    DrawToken(launch, logits, weights, cut, job.random, shared, &answer->token);
+    DrawToken(launch, logits, weights, cut, job.random, shared);
     return;
   }
   const int thread = static_cast<int>(threadIdx.x);

@@ -92,6 +92,7 @@ struct SampleLaunch {
   const uint32_t* words;
   // What the host gets.
   SampleAnswer* answers;  // [Q]
+  int32_t* tokens;        // [Q] SampleArgs::drawn, or null
   RankedToken* top;
   // What kernels leave each other.
   uint64_t* best;           // [R + E, P] keys

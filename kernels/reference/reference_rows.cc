@@ -20,8 +20,9 @@ float SumInLanes(int64_t count, Term term) {
 
 void ReferenceEmbedding(const HostEmbeddingArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
+    const int64_t from = TokenOf(args, r) * args.features;
     for (int64_t e = 0; e < args.features; ++e) {
-      float value = Load(args.table_dtype, args.table, args.ids[r] * args.features + e);
+      float value = Load(args.table_dtype, args.table, from + e);
       if (args.position_table != nullptr) {
         value = value +
                 Load(args.table_dtype, args.position_table, args.positions[r] * args.features + e);

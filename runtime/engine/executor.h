@@ -110,8 +110,9 @@ class Executor {
 
   // Steps run in the order in which they are begun.
   virtual void Begin(const StepInput& input) = 0;
-  // The draws of a run for which they wait: of the step that was begun last, once the one before is
-  // finished and before the next is begun. All that they point at lives until this returns.
+  // The draw of a run that waits for it: of the step that was begun last, once the one before is
+  // finished and before the next is begun, runs rising. All that it points at lives until this
+  // returns.
   virtual void BeginDraws(int32_t run, std::span<const Draw> draws) = 0;
   // Returns when the oldest step that was begun is over. Its output is there, to move from, until
   // the next call. Not OK: the whole step failed (Internal); nothing of it may be published.

@@ -47,14 +47,6 @@ SampleQuery QueryOf(const Draw& draw, int32_t position) {
   return query;
 }
 
-// `result` as the engine speaks of it.
-SampledToken ToSampledToken(const SampleResult& result) {
-  SampledToken sampled{.token = result.token, .logprob = result.logprob, .rank = result.rank};
-  sampled.top.reserve(result.top.size());
-  for (const RankedToken& top : result.top) sampled.top.push_back({top.token, top.logprob});
-  return sampled;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
@@ -74,6 +66,11 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
   return executor;
 }
 
+ModelExecutor::~ModelExecutor() {
+  // What failed was told, or nobody asks any more.
+  backend_->Synchronize().IgnoreError();
+}
+
 int64_t ModelExecutor::TokenScratchBytes(const ModelConfig& config, DType compute_dtype) {
   return Decoder::ScratchBytes(config, compute_dtype, /*max_tokens=*/1, /*max_logit_rows=*/0);
 }
@@ -82,37 +79,99 @@ int64_t ModelExecutor::LogitScratchBytes(const ModelConfig& config, DType comput
   return Decoder::ScratchBytes(config, compute_dtype, /*max_tokens=*/0, kMaxLogitRows);
 }
 
-absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) {
-  absl::Status status = Enqueue(input, output);
-  // For the results, and because others write and read the blocks from now on, whatever has become
-  // of the step.
-  status.Update(backend_->Synchronize());
-  if (status.ok()) Publish(output);
-  return status;
+void ModelExecutor::Begin(const StepInput& input) {
+  TANDEM_CHECK(steps_begun() < (overlaps_steps() ? kMaxStepsBegun : 1))
+      << steps_begun() << " steps are begun";
+  if (steps_begun() > 0) EnqueueWaiting(&StepAt(num_begun_));
+  Step& step = StepAt(++num_begun_);
+  step.status = Enqueue(input, &step);
+  step.over = backend_->Record();
 }
 
-absl::Status ModelExecutor::Enqueue(const StepInput& input, StepOutput* output) {
-  TANDEM_RETURN_IF_ERROR(CopyBlocks(input.copies));
-  output->runs.resize(input.runs.size());
-  for (RunOutput& run : output->runs) {
+void ModelExecutor::BeginDraws(int32_t run, std::span<const Draw> draws) {
+  TANDEM_CHECK(steps_begun() == 1) << steps_begun() << " steps are begun";
+  Step& step = StepAt(num_begun_);
+  RunEnd& end = step.ends.at(static_cast<size_t>(run));
+  TANDEM_CHECK(end.logit_row >= step.first_waiting_row && end.drawn_at == kNowhere &&
+               draws.size() == 1)
+      << draws.size() << " draws of run " << run;
+  end.drawn_at = static_cast<int32_t>(step.queries.size() + step.waiting.size());
+  step.waiting.AskKeeping(static_cast<size_t>(run), end.logit_row,
+                          QueryOf(draws.front(), end.position + 1));
+}
+
+absl::StatusOr<StepOutput*> ModelExecutor::Finish() {
+  TANDEM_CHECK(steps_begun() > 0) << "no step is begun";
+  Step& step = StepAt(num_finished_ + 1);
+  if (steps_begun() == 1) EnqueueWaiting(&step);
+  absl::Status status = step.status;
+  // For the results, and because others write and read the blocks from now on, whatever has become
+  // of the step.
+  status.Update(backend_->Wait(step.over));
+  if (steps_begun() > 1) {
+    // What was drawn is known now. The next step but one may go on from there.
+    for (RunEnd& end : StepAt(num_begun_).ends) {
+      if (end.token < 0) end.token = status.ok() ? step.TokenAt(-1 - end.token) : 0;
+    }
+  }
+  ++num_finished_;
+  TANDEM_RETURN_IF_ERROR(status);
+  output_.runs.resize(step.ends.size());
+  for (RunOutput& run : output_.runs) {
     run.drawn.clear();
     run.prompt_logprobs.clear();
     run.status = absl::OkStatus();
   }
-  ArrangeRows(input.runs);
-  ListQueries(input.runs);
+  step.queries.Publish(&output_);
+  step.waiting.Publish(&output_);
+  return &output_;
+}
+
+absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) {
+  Begin(input);
+  TANDEM_ASSIGN_OR_RETURN(StepOutput* const finished, Finish());
+  std::swap(*output, *finished);
+  return absl::OkStatus();
+}
+
+absl::Status ModelExecutor::Enqueue(const StepInput& input, Step* step) {
+  step->queries.Clear();
+  step->waiting.Clear();
+  step->waiting_enqueued = false;
+  FindEnds(input.runs, step);
+  ArrangeRows(input.runs, *step);
+  ListQueries(input.runs, step);
+  TANDEM_RETURN_IF_ERROR(CopyBlocks(input.copies));
   if (input.runs.empty()) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(Forward());
-  return Sample();
+  TANDEM_RETURN_IF_ERROR(ReserveDrawn(
+      step,
+      step->queries.size() + static_cast<size_t>(step->num_logit_rows - step->first_waiting_row)));
+  TANDEM_RETURN_IF_ERROR(Forward(StepAt(num_begun_ - 1)));
+  return step->queries.Enqueue(0, step->first_waiting_row, model_.config().vocab_size,
+                               decoder_.get(), backend_, step->drawn.as<int32_t>());
+}
+
+void ModelExecutor::EnqueueWaiting(Step* step) {
+  if (step->waiting.size() == 0 || std::exchange(step->waiting_enqueued, true)) return;
+  step->status.Update(step->waiting.Enqueue(
+      step->first_waiting_row, step->num_logit_rows, model_.config().vocab_size, decoder_.get(),
+      backend_, step->drawn.as<int32_t>() + static_cast<std::ptrdiff_t>(step->queries.size())));
+  step->over = backend_->Record();
+}
+
+// Twice as many, so that batches that grow seldom grow it.
+absl::Status ModelExecutor::ReserveDrawn(Step* step, size_t count) {
+  if (step->drawn.size_bytes() >= count * sizeof(int32_t)) return absl::OkStatus();
+  TANDEM_ASSIGN_OR_RETURN(step->drawn, backend_->Allocate(2 * count * sizeof(int32_t)));
+  return absl::OkStatus();
 }
 
 absl::Status ModelExecutor::BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
-  TANDEM_RETURN_IF_ERROR(backend_->ChecksumBlocks({.base = pool_.data(),
-                                                   .block_stride_bytes = layout_.block_bytes,
-                                                   .blocks = blocks.data(),
-                                                   .checksums = crc32c,
-                                                   .count = static_cast<int64_t>(blocks.size())}));
-  return backend_->Synchronize();
+  return backend_->ChecksumBlocks({.base = pool_.data(),
+                                   .block_stride_bytes = layout_.block_bytes,
+                                   .blocks = blocks.data(),
+                                   .checksums = crc32c,
+                                   .count = static_cast<int64_t>(blocks.size())});
 }
 
 void ModelExecutor::Discard(BlockId block) {
@@ -157,18 +216,43 @@ absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
   return copy_sources_.empty() ? absl::OkStatus() : flush();
 }
 
-void ModelExecutor::AddRows(const SequenceRun& run) {
+void ModelExecutor::FindEnds(std::span<const SequenceRun> runs, Step* step) {
+  step->ends.clear();
+  for (const SequenceRun& run : runs) {
+    RunEnd& end = step->ends.emplace_back();
+    const auto tokens = static_cast<int32_t>(run.token_ids.size());
+    end.position = run.first_position + tokens - 1;
+    if (run.unseen_run < 0) {
+      end.token = run.token_ids.back();
+      continue;
+    }
+    TANDEM_CHECK(steps_begun() == kMaxStepsBegun && tokens == 1)
+        << tokens << " tokens after run " << run.unseen_run << " of a step that is seen";
+    const Step& before = StepAt(num_begun_ - 1);
+    const RunEnd& from = before.ends.at(static_cast<size_t>(run.unseen_run));
+    if (!before.status.ok()) continue;  // Nothing of that is published, whatever it computes.
+    if (from.drawn_at != kNowhere) {
+      end.token = -1 - from.drawn_at;
+    } else {
+      end.token = from.token;
+      end.position = from.position;
+    }
+  }
+}
+
+void ModelExecutor::AddRows(const SequenceRun& run, const RunEnd& end) {
   const int32_t block_tokens = options_.block_tokens;
-  for (size_t i = 0; i < run.token_ids.size(); ++i) {
-    const int32_t position = run.first_position + static_cast<int32_t>(i);
-    token_ids_.push_back(run.token_ids[i]);
+  const auto tokens = static_cast<int32_t>(run.token_ids.size());
+  for (int32_t i = 0; i < tokens; ++i) {
+    const int32_t position = end.position - (tokens - 1) + i;
+    token_ids_.push_back(i + 1 < tokens ? run.token_ids[static_cast<size_t>(i)] : end.token);
     positions_.push_back(position);
     const int64_t block = run.block_table[static_cast<size_t>(position / block_tokens)];
     slots_.push_back(block * block_tokens + position % block_tokens);
   }
 }
 
-void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
+void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs, const Step& step) {
   TANDEM_CHECK(runs.size() <= static_cast<size_t>(options_.max_sequences))
       << runs.size() << " runs, at most " << options_.max_sequences;
   token_ids_.clear();
@@ -203,15 +287,15 @@ void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
   for (size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].token_ids.size() != 1) continue;
     first_row_[i] = static_cast<int32_t>(token_ids_.size());
-    AddRows(runs[i]);
+    AddRows(runs[i], step.ends[i]);
     add_table(runs[i], &decode_blocks_);
-    decode_num_tokens_.push_back(runs[i].first_position + 1);
+    decode_num_tokens_.push_back(step.ends[i].position + 1);
   }
   const int32_t num_decode_rows = static_cast<int32_t>(token_ids_.size());
   for (size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].token_ids.size() == 1) continue;
     first_row_[i] = static_cast<int32_t>(token_ids_.size());
-    AddRows(runs[i]);
+    AddRows(runs[i], step.ends[i]);
     add_table(runs[i], &prefill_blocks_);
     prefill_query_start_.push_back(static_cast<int32_t>(token_ids_.size()) - num_decode_rows);
     prefill_num_cached_.push_back(runs[i].first_position);
@@ -220,10 +304,12 @@ void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
       << token_ids_.size() << " tokens, at most " << options_.max_batched_tokens;
 }
 
-absl::Status ModelExecutor::Forward() {
+absl::Status ModelExecutor::Forward(const Step& before) {
   return decoder_->Forward({.token_ids = token_ids_,
                             .positions = positions_,
                             .slots = slots_,
+                            .logit_rows = logit_rows_,
+                            .drawn = before.drawn.as<const int32_t>(),
                             .num_decodes = static_cast<int64_t>(decode_num_tokens_.size()),
                             .num_prefills = static_cast<int64_t>(prefill_num_cached_.size()),
                             .max_blocks = max_blocks_,
@@ -234,70 +320,43 @@ absl::Status ModelExecutor::Forward() {
                             .prefill_num_cached = prefill_num_cached_.data()});
 }
 
-void ModelExecutor::AddLogitRow(int32_t row) {
-  logit_rows_.push_back(row);
-  first_queries_.push_back(queries_.size());
-}
-
-void ModelExecutor::Ask(size_t run, SampleQuery query) {
-  const auto row = static_cast<int64_t>(logit_rows_.size()) - 1;
-  query.row = static_cast<int32_t>(row % decoder_->max_logit_rows());
-  queries_.push_back(query);
-  query_runs_.push_back(run);
-}
-
-void ModelExecutor::ListQueries(std::span<const SequenceRun> runs) {
+void ModelExecutor::ListQueries(std::span<const SequenceRun> runs, Step* step) {
   logit_rows_.clear();
-  first_queries_.clear();
-  queries_.clear();
-  query_runs_.clear();
   for (size_t r = 0; r < runs.size(); ++r) {
-    const SequenceRun& run = runs[r];
-    const size_t last = run.token_ids.size() - 1;
-    const bool scored = run.num_prompt_logprobs >= 0;
-    for (size_t i = scored ? 0 : last; i <= last; ++i) {
-      const bool draws = i == last && !run.draws.empty();
-      int32_t successor = -1;
-      if (scored) successor = i < last ? run.token_ids[i + 1] : run.next_token_id;
-      if (successor < 0 && !draws) continue;
-      AddLogitRow(first_row_[r] + static_cast<int32_t>(i));
-      if (successor >= 0) {
-        Ask(r, {.given = successor, .num_top_logprobs = run.num_prompt_logprobs});
-      }
-      if (!draws) continue;
-      const int32_t position = run.first_position + static_cast<int32_t>(run.token_ids.size());
-      for (const Draw& draw : run.draws) Ask(r, QueryOf(draw, position));
+    if (!runs[r].draws_wait) ListQueriesOf(runs[r], r, step);
+  }
+  step->first_waiting_row = static_cast<int32_t>(logit_rows_.size());
+  for (size_t r = 0; r < runs.size(); ++r) {
+    if (!runs[r].draws_wait) continue;
+    TANDEM_CHECK(runs[r].token_ids.size() == 1 && runs[r].draws.empty());
+    step->ends[r].logit_row = static_cast<int32_t>(logit_rows_.size());
+    logit_rows_.push_back(first_row_[r]);
+  }
+  step->num_logit_rows = static_cast<int32_t>(logit_rows_.size());
+}
+
+void ModelExecutor::ListQueriesOf(const SequenceRun& run, size_t index, Step* step) {
+  LogitQueries& queries = step->queries;
+  RunEnd& end = step->ends[index];
+  const size_t last = run.token_ids.size() - 1;
+  const bool scored = run.num_prompt_logprobs >= 0;
+  for (size_t i = scored ? 0 : last; i <= last; ++i) {
+    const bool draws = i == last && !run.draws.empty();
+    int32_t successor = -1;
+    if (scored) successor = i < last ? run.token_ids[i + 1] : run.next_token_id;
+    if (successor < 0 && !draws) continue;
+    const auto row = static_cast<int32_t>(logit_rows_.size());
+    logit_rows_.push_back(first_row_[index] + static_cast<int32_t>(i));
+    if (successor >= 0) {
+      queries.Ask(index, row, {.given = successor, .num_top_logprobs = run.num_prompt_logprobs});
     }
-  }
-  first_queries_.push_back(queries_.size());
-  results_.resize(queries_.size());
-}
-
-absl::Status ModelExecutor::Sample() {
-  const size_t piece = static_cast<size_t>(decoder_->max_logit_rows());
-  for (size_t begin = 0; begin < logit_rows_.size(); begin += piece) {
-    const size_t rows = std::min(piece, logit_rows_.size() - begin);
-    const size_t first = first_queries_[begin], end = first_queries_[begin + rows];
-    TANDEM_ASSIGN_OR_RETURN(
-        const DevicePtr<const float> logits,
-        decoder_->Logits(std::span<const int32_t>(logit_rows_).subspan(begin, rows)));
-    TANDEM_RETURN_IF_ERROR(backend_->Sample({.logits = logits,
-                                             .num_rows = static_cast<int64_t>(rows),
-                                             .vocabulary = model_.config().vocab_size,
-                                             .queries = &queries_[first],
-                                             .results = &results_[first],
-                                             .count = static_cast<int64_t>(end - first)}));
-  }
-  return absl::OkStatus();
-}
-
-void ModelExecutor::Publish(StepOutput* output) {
-  for (size_t i = 0; i < queries_.size(); ++i) {
-    RunOutput& run = output->runs[query_runs_[i]];
-    run.status.Update(results_[i].status());
-    if (!run.status.ok()) continue;
-    (queries_[i].given >= 0 ? run.prompt_logprobs : run.drawn)
-        .push_back(ToSampledToken(*results_[i]));
+    if (!draws) continue;
+    end.logit_row = row;
+    end.drawn_at = static_cast<int32_t>(queries.size());
+    for (const Draw& draw : run.draws) {
+      const SampleQuery query = QueryOf(draw, end.position + 1);
+      overlaps_steps() ? queries.AskKeeping(index, row, query) : queries.Ask(index, row, query);
+    }
   }
 }
 

@@ -3,6 +3,9 @@
 //
 // Runs of one token go through decode attention, longer ones through prefill attention; both give
 // the same bits. Logits are computed only for rows that need them, a bounded number at a time.
+//
+// Where the backend runs beside the host, steps overlap: tokens stay on the device, where the next
+// step's embedding finds them, and the host sees them when the step is finished.
 
 #ifndef TANDEM_RUNTIME_EXECUTION_MODEL_EXECUTOR_H_
 #define TANDEM_RUNTIME_EXECUTION_MODEL_EXECUTOR_H_
@@ -18,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 #include "runtime/engine/executor.h"
+#include "runtime/execution/logit_queries.h"
 #include "runtime/model/decoder.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
@@ -33,20 +37,27 @@ struct ModelExecutorOptions {
 };
 
 // Engine thread only, except where noted.
-class ModelExecutor final : public SynchronousExecutor {
+class ModelExecutor final : public Executor {
  public:
   // Borrows `model` and `backend`; both outlive the executor. InvalidArgument naming the number
   // that is out of range; ResourceExhausted without memory for pool or scratch.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(const ModelExecutorOptions& options,
                                                                const Model* model, Backend* backend,
                                                                const KvPoolMemory& memory);
+  ~ModelExecutor() override;  // Waits for what is begun.
 
   // What Create allocates beside the pool of that model, or a little more, in two parts: for each
   // of max_batched_tokens, and for logits.
   static int64_t TokenScratchBytes(const ModelConfig& config, DType compute_dtype);
   static int64_t LogitScratchBytes(const ModelConfig& config, DType compute_dtype);
 
-  absl::Status Execute(const StepInput& input, StepOutput* output) override;
+  bool overlaps_steps() const override { return backend_->runs_beside_host(); }
+  int32_t max_drawn() const override { return 1; }
+  void Begin(const StepInput& input) override;
+  void BeginDraws(int32_t run, std::span<const Draw> draws) override;
+  absl::StatusOr<StepOutput*> Finish() override;
+  // Both, of a step beside which there is no other.
+  absl::Status Execute(const StepInput& input, StepOutput* output);
   absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override;
   void Discard(BlockId block) override;
   uint64_t work_done() const override { return backend_->work_done(); }
@@ -64,17 +75,47 @@ class ModelExecutor final : public SynchronousExecutor {
                 KvLayout layout)
       : options_(options), model_(*model), backend_(backend), layout_(std::move(layout)) {}
 
-  absl::Status Enqueue(const StepInput& input, StepOutput* output);
+  static constexpr int32_t kNowhere = -1;
+
+  // The end of a run, for the one of the next step that goes on after it.
+  struct RunEnd {
+    int32_t token = 0;     // Its last one. Below 0: the step before draws it (EmbeddingArgs).
+    int32_t position = 0;  // Where that is.
+    int32_t logit_row = kNowhere;
+    int32_t drawn_at = kNowhere;  // Its first draw's place in `drawn`.
+  };
+  // A step that is begun and not finished.
+  struct Step {
+    std::vector<RunEnd> ends;  // Of each run.
+    LogitQueries queries;
+    LogitQueries waiting;  // Draws that came later; rows from first_waiting_row on.
+    int32_t first_waiting_row = 0;
+    int32_t num_logit_rows = 0;
+    bool waiting_enqueued = false;
+    DeviceBuffer drawn;   // [queries, then waiting] int32
+    absl::Status status;  // What could not be enqueued.
+    DeviceEvent over;
+
+    // In that place, once the step is over.
+    int32_t TokenAt(size_t place) const {
+      return place < queries.size() ? queries.TokenAt(place)
+                                    : waiting.TokenAt(place - queries.size());
+    }
+  };
+  Step& StepAt(int64_t number) { return steps_[number % kMaxStepsBegun]; }
+  int64_t steps_begun() const { return num_begun_ - num_finished_; }
+
+  absl::Status Enqueue(const StepInput& input, Step* step);
   absl::Status CopyBlocks(std::span<const BlockCopy> copies);
-  void ArrangeRows(std::span<const SequenceRun> runs);
-  void AddRows(const SequenceRun& run);
-  absl::Status Forward();
-  void ListQueries(std::span<const SequenceRun> runs);
-  // Asks for the logits of row `row` of the forward pass; Ask adds queries to it.
-  void AddLogitRow(int32_t row);
-  void Ask(size_t run, SampleQuery query);
-  absl::Status Sample();
-  void Publish(StepOutput* output);
+  void FindEnds(std::span<const SequenceRun> runs, Step* step);
+  void ArrangeRows(std::span<const SequenceRun> runs, const Step& step);
+  void AddRows(const SequenceRun& run, const RunEnd& end);
+  absl::Status ReserveDrawn(Step* step, size_t count);
+  absl::Status Forward(const Step& before);
+  void ListQueries(std::span<const SequenceRun> runs, Step* step);
+  void ListQueriesOf(const SequenceRun& run, size_t index, Step* step);
+  // The draws that waited, if any are not enqueued yet.
+  void EnqueueWaiting(Step* step);
 
   const ModelExecutorOptions options_;
   const Model& model_;
@@ -91,11 +132,12 @@ class ModelExecutor final : public SynchronousExecutor {
   int64_t max_blocks_ = 0;
   std::vector<int32_t> decode_blocks_, decode_num_tokens_;
   std::vector<int32_t> prefill_blocks_, prefill_query_start_, prefill_num_cached_;
-  std::vector<int32_t> logit_rows_;    // Rows of the forward pass whose logits are needed.
-  std::vector<size_t> first_queries_;  // Each of these rows'.
-  std::vector<SampleQuery> queries_;
-  std::vector<size_t> query_runs_;  // Parallel to queries_, as are the results.
-  std::vector<absl::StatusOr<SampleResult>> results_;
+  std::vector<int32_t> logit_rows_;  // Rows of the forward pass whose logits may be needed.
+
+  Step steps_[kMaxStepsBegun];
+  int64_t num_begun_ = 0;
+  int64_t num_finished_ = 0;
+  StepOutput output_;  // Of the step that was finished last.
 };
 
 }  // namespace tandem

@@ -87,6 +87,7 @@ absl::StatusOr<Decoder::StepArrays> Decoder::UploadArrays(const ForwardInput& in
     upload.Add(std::span(input.prefill_query_start, prefills + 1), &arrays.prefill_query_start);
     upload.Add(std::span(input.prefill_num_cached, prefills), &arrays.prefill_num_cached);
   }
+  upload.Add(input.logit_rows, &arrays.logit_rows);  // Last: no key says how many there are.
   TANDEM_RETURN_IF_ERROR(upload.Upload());
   return arrays;
 }
@@ -94,25 +95,30 @@ absl::StatusOr<Decoder::StepArrays> Decoder::UploadArrays(const ForwardInput& in
 absl::Status Decoder::Forward(const ForwardInput& input) {
   num_rows_ = static_cast<int64_t>(input.token_ids.size());
   TANDEM_CHECK(num_rows_ <= max_tokens_) << num_rows_ << " tokens, at most " << max_tokens_;
+  num_logit_rows_ = 0;  // Until its arrays are there.
   TANDEM_ASSIGN_OR_RETURN(const StepArrays arrays, UploadArrays(input));
+  num_logit_rows_ = static_cast<int64_t>(input.logit_rows.size());
+  logit_rows_ = arrays.logit_rows;
   if (input.num_prefills > 0) return Enqueue(input, arrays);
   // Such steps come again and again; their arrays lie one behind the other.
   const int64_t key[] = {num_rows_, input.num_decodes, input.max_blocks,
-                         static_cast<int64_t>(arrays.token_ids.address())};
+                         static_cast<int64_t>(arrays.token_ids.address()),
+                         static_cast<int64_t>(input.drawn.address())};
   return backend_->Replay(key, [&] { return Enqueue(input, arrays); });
 }
 
 absl::Status Decoder::Enqueue(const ForwardInput& input, const StepArrays& arrays) {
-  TANDEM_RETURN_IF_ERROR(Embed(arrays));
+  TANDEM_RETURN_IF_ERROR(Embed(input, arrays));
   for (size_t layer = 0; layer < kv_.size(); ++layer) {
     TANDEM_RETURN_IF_ERROR(RunLayer(layer, input, arrays));
   }
   return absl::OkStatus();
 }
 
-absl::Status Decoder::Embed(const StepArrays& arrays) {
+absl::Status Decoder::Embed(const ForwardInput& input, const StepArrays& arrays) {
   const WeightParts& weights = model_.weights().parts();
   TANDEM_RETURN_IF_ERROR(backend_->Embedding({.ids = arrays.token_ids,
+                                              .drawn = input.drawn,
                                               .table = weights.embedding,
                                               .positions = arrays.positions,
                                               .position_table = weights.position_embedding,
@@ -246,14 +252,12 @@ absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void>
                            .adds_to_output = adds_to_output});
 }
 
-absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> rows) {
-  const int64_t count = static_cast<int64_t>(rows.size());
+absl::StatusOr<DevicePtr<const float>> Decoder::Logits(int64_t first, int64_t count) {
   TANDEM_CHECK(count <= max_logit_rows_) << count << " rows, at most " << max_logit_rows_;
-  DevicePtr<const int32_t> device_rows;
-  row_upload_.Add(rows, &device_rows);
-  TANDEM_RETURN_IF_ERROR(row_upload_.Upload());
+  TANDEM_CHECK(first + count <= num_logit_rows_)
+      << "rows " << first << " to " << first + count << " of " << num_logit_rows_;
   TANDEM_RETURN_IF_ERROR(backend_->GatherRows({.input = residual_.data(),
-                                               .rows = device_rows,
+                                               .rows = logit_rows_ + first,
                                                .output = logit_hidden_.data(),
                                                .num_rows = count,
                                                .num_input_rows = num_rows_,

@@ -25,9 +25,11 @@ namespace tandem {
 // T rows: first one for each of `num_decodes` sequences, then those of the prefill runs. All arrays
 // are the host's and live until Forward returns.
 struct ForwardInput {
-  std::span<const int32_t> token_ids;  // [T]
-  std::span<const int32_t> positions;  // [T]
-  std::span<const int64_t> slots;      // [T] block · block_tokens + offset, all different
+  std::span<const int32_t> token_ids;   // [T]; those below 0 are in `drawn` (EmbeddingArgs)
+  std::span<const int32_t> positions;   // [T]
+  std::span<const int64_t> slots;       // [T] block · block_tokens + offset, all different
+  std::span<const int32_t> logit_rows;  // [R] of which Logits may be asked
+  DevicePtr<const int32_t> drawn = nullptr;
 
   int64_t num_decodes = 0;
   int64_t num_prefills = 0;
@@ -59,9 +61,9 @@ class Decoder {
   // trusted.
   absl::Status Forward(const ForwardInput& input);
 
-  // Enqueues, too: logits of rows of the last Forward, [rows, vocabulary], for what is enqueued
-  // before the next call.
-  absl::StatusOr<DevicePtr<const float>> Logits(std::span<const int32_t> rows);
+  // Enqueues, too: logits of `count` of the last Forward's logit_rows, from the `first`-th on,
+  // [count, vocabulary], for what is enqueued before the next call.
+  absl::StatusOr<DevicePtr<const float>> Logits(int64_t first, int64_t count);
 
   int64_t max_logit_rows() const { return max_logit_rows_; }
 
@@ -72,8 +74,7 @@ class Decoder {
         backend_(backend),
         max_tokens_(max_tokens),
         max_logit_rows_(max_logit_rows),
-        step_uploads_{HostArrays(backend), HostArrays(backend)},
-        row_upload_(backend) {}
+        step_uploads_{HostArrays(backend), HostArrays(backend)} {}
 
   struct Scratch {
     DeviceBuffer Decoder::*buffer;
@@ -91,10 +92,11 @@ class Decoder {
     DevicePtr<const int64_t> slots;
     DevicePtr<const int32_t> decode_blocks, decode_num_tokens;
     DevicePtr<const int32_t> prefill_blocks, prefill_query_start, prefill_num_cached;
+    DevicePtr<const int32_t> logit_rows;
   };
   absl::StatusOr<StepArrays> UploadArrays(const ForwardInput& input);
   absl::Status Enqueue(const ForwardInput& input, const StepArrays& arrays);
-  absl::Status Embed(const StepArrays& arrays);
+  absl::Status Embed(const ForwardInput& input, const StepArrays& arrays);
   absl::Status RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays);
   absl::Status Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays);
   absl::Status Norm(const NormWeights& weights, DevicePtr<const float> input,
@@ -114,12 +116,14 @@ class Decoder {
   const int64_t max_tokens_;
   const int64_t max_logit_rows_;
   std::vector<KvLayerView> kv_;  // One a layer.
-  int64_t num_rows_ = 0;         // T of the last Forward.
+  // Of the last Forward: T, R and where its rows are.
+  int64_t num_rows_ = 0;
+  int64_t num_logit_rows_ = 0;
+  DevicePtr<const int32_t> logit_rows_;
 
   // Taken in turns, so that a step's arrays can be written while the last one's are still read.
   HostArrays step_uploads_[2];
   size_t next_upload_ = 0;
-  HostArrays row_upload_;
 
   DeviceBuffer inv_freq_;      // [D / 2], empty without rotary positions
   DeviceBuffer cos_, sin_;     // [T, D / 2]

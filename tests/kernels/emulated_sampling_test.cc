@@ -35,8 +35,9 @@ struct Case {
   std::deque<std::vector<int32_t>> masked;
   std::deque<std::vector<uint32_t>> words;
 
-  HostSampleArgs Args(Results* results) const {
+  HostSampleArgs Args(Results* results, int32_t* drawn = nullptr) const {
     return {.logits = logits.data(),
+            .drawn = drawn,
             .num_rows = num_rows,
             .vocabulary = vocabulary,
             .queries = queries.data(),
@@ -173,8 +174,13 @@ class EmulatedSamplingTest : public EmulatedTest {
 
   Results Run(const Case& c) {
     Results results(c.queries.size());
-    const absl::Status status = device_->Sample(c.Args(&results));
+    std::vector<int32_t> drawn(c.queries.size() + 1, -7);
+    const absl::Status status = device_->Sample(c.Args(&results, drawn.data()));
     EXPECT_TRUE(status.ok()) << status << ", " << emulated::TakeFault();
+    for (size_t i = 0; i < results.size(); ++i) {
+      EXPECT_EQ(drawn[i], results[i].ok() ? results[i]->token : 0) << Text(c.queries[i]);
+    }
+    EXPECT_EQ(drawn.back(), -7);
     return results;
   }
 

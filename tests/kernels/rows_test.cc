@@ -3,6 +3,7 @@
 #include "kernels/api/rows.h"
 
 #include <limits>
+#include <utility>
 
 #include "tests/kernels/kernel_test_support.h"
 
@@ -115,6 +116,17 @@ TEST_P(RowsTest, EmbeddingEqualsReference) {
     }
     ASSERT_OK(reference_->Embedding(args));
     args.output = actual.data();
+    ASSERT_OK(device_->Embedding(args));
+    ASSERT_EQ(actual, expected);
+    // The same, where the device has drawn some of them.
+    std::vector<int32_t> drawn(rows + 1, static_cast<int32_t>(vocabulary));
+    for (int64_t row = 0; row < rows; ++row) {
+      if (random_->Chance(0.5)) continue;
+      const int64_t place = rows - row;
+      drawn[place] = std::exchange(ids[row], static_cast<int32_t>(-1 - place));
+    }
+    args.drawn = drawn.data();
+    std::fill(actual.begin(), actual.end(), 0.0f);
     ASSERT_OK(device_->Embedding(args));
     ASSERT_EQ(actual, expected);
   }

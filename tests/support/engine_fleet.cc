@@ -198,7 +198,9 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   window_ = static_cast<int32_t>(options.engine.window);
   options.engine.kv.block_bytes = worker->executor->block_bytes();
   Executor* executor = &worker->executor->executor();
-  if (options.overlap_steps) {
+  if (options.overlap_steps && worker->executor->overlapping() != nullptr) {
+    executor = worker->executor->overlapping();
+  } else if (options.overlap_steps) {
     worker->late = std::make_unique<LateExecutor>(&worker->executor->executor());
     executor = worker->late.get();
   }

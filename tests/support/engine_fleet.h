@@ -42,6 +42,8 @@ class FleetExecutor {
  public:
   virtual ~FleetExecutor() = default;
   virtual SynchronousExecutor& executor() = 0;
+  // The same, overlapping steps; null if it cannot.
+  virtual Executor* overlapping() { return nullptr; }
   virtual int64_t block_bytes() const = 0;
   virtual std::span<uint8_t> BlockBytes(BlockId block) = 0;
 };
@@ -55,7 +57,7 @@ class EngineFleet {
     int32_t failing_token = -1;
     int32_t max_drawn = 1;
     std::unique_ptr<FleetExecutor> executor;  // Null: a SimulatedExecutor.
-    bool overlap_steps = false;               // What computes does so late (LateExecutor).
+    bool overlap_steps = false;               // Where `executor` cannot, by a LateExecutor.
     TokenMasker* masker = nullptr;            // Outlives the fleet.
   };
 

@@ -49,13 +49,17 @@ std::span<uint8_t> ModelFleetExecutor::BlockBytes(BlockId block) {
   return {pool_ + static_cast<size_t>(block) * executor_->block_bytes(), executor_->block_bytes()};
 }
 
-absl::Status ModelFleetExecutor::Execute(const StepInput& input, StepOutput* output) {
+void ModelFleetExecutor::Count(const StepInput& input) {
   largest_batch_ = std::max(largest_batch_, static_cast<int32_t>(input.runs.size()));
   for (const SequenceRun& run : input.runs) {
     const auto tokens = static_cast<int32_t>(run.token_ids.size());
     computed_tokens_ += tokens;
     largest_run_ = std::max(largest_run_, tokens);
   }
+}
+
+absl::Status ModelFleetExecutor::Execute(const StepInput& input, StepOutput* output) {
+  Count(input);
   return executor_->Execute(input, output);
 }
 

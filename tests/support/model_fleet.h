@@ -47,6 +47,7 @@ class ModelFleetExecutor final : public FleetExecutor, public SynchronousExecuto
                      const KvPoolMemory& pool);
 
   SynchronousExecutor& executor() override { return *this; }
+  Executor* overlapping() override { return executor_->overlaps_steps() ? &overlapping_ : nullptr; }
   int64_t block_bytes() const override { return static_cast<int64_t>(executor_->block_bytes()); }
   std::span<uint8_t> BlockBytes(BlockId block) override;
 
@@ -63,8 +64,35 @@ class ModelFleetExecutor final : public FleetExecutor, public SynchronousExecuto
   int32_t largest_run() const { return largest_run_; }      // Tokens of a sequence in a step.
 
  private:
+  // What the model's executor is, with what it is given counted.
+  class Overlapping final : public Executor {
+   public:
+    explicit Overlapping(ModelFleetExecutor* fleet) : fleet_(*fleet) {}
+    bool overlaps_steps() const override { return true; }
+    int32_t max_drawn() const override { return 1; }
+    void Begin(const StepInput& input) override {
+      fleet_.Count(input);
+      fleet_.executor_->Begin(input);
+    }
+    void BeginDraws(int32_t run, std::span<const Draw> draws) override {
+      fleet_.executor_->BeginDraws(run, draws);
+    }
+    absl::StatusOr<StepOutput*> Finish() override { return fleet_.executor_->Finish(); }
+    absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override {
+      return fleet_.BlockChecksums(blocks, crc32c);
+    }
+    void Discard(BlockId block) override { fleet_.Discard(block); }
+    uint64_t work_done() const override { return fleet_.work_done(); }
+
+   private:
+    ModelFleetExecutor& fleet_;
+  };
+
+  void Count(const StepInput& input);
+
   uint8_t* const pool_;  // Where a transport would read and write.
   std::unique_ptr<ModelExecutor> executor_;
+  Overlapping overlapping_{this};
   int64_t computed_tokens_ = 0;
   int32_t largest_batch_ = 0;
   int32_t largest_run_ = 0;

@@ -54,13 +54,18 @@ class SampleRowsTest : public DeviceTest {
 
   std::vector<absl::StatusOr<SampleResult>> Run(const Case& c) {
     std::vector<absl::StatusOr<SampleResult>> results(c.queries.size());
+    std::vector<int32_t> drawn(c.queries.size(), -7);
     const absl::Status status = device_->Sample({.logits = c.logits.data(),
+                                                 .drawn = drawn.data(),
                                                  .num_rows = c.num_rows,
                                                  .vocabulary = c.vocabulary,
                                                  .queries = c.queries.data(),
                                                  .results = results.data(),
                                                  .count = std::ssize(c.queries)});
     EXPECT_TRUE(status.ok()) << status;
+    for (size_t i = 0; i < results.size(); ++i) {
+      EXPECT_EQ(drawn[i], results[i].ok() ? results[i]->token : 0) << i;
+    }
     return results;
   }
 

@@ -38,6 +38,7 @@ class ExecutorHarness {
   struct Options {
     std::string folder;
     std::string format = "f32";  // model_format.h
+    LoadFormat load_format = LoadFormat::kSafetensors;
     BackendOptions backend;
     int32_t block_tokens = 16;
     int32_t max_sequences = 32;
@@ -50,8 +51,9 @@ class ExecutorHarness {
     std::unique_ptr<ExecutorHarness> harness(new ExecutorHarness());
     harness->block_tokens_ = options.block_tokens;
     TANDEM_ASSIGN_OR_RETURN(harness->backend_, CreateBackend(options.backend));
-    TANDEM_ASSIGN_OR_RETURN(harness->model_, Model::Load(InFormat(options.folder, options.format),
-                                                         harness->backend_.get()));
+    ModelOptions model = InFormat(options.folder, options.format);
+    model.load_format = options.load_format;
+    TANDEM_ASSIGN_OR_RETURN(harness->model_, Model::Load(model, harness->backend_.get()));
     harness->blocks_per_sequence_ = CeilDiv(options.max_model_tokens, options.block_tokens);
     TANDEM_ASSIGN_OR_RETURN(
         harness->executor_,

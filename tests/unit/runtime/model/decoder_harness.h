@@ -81,6 +81,7 @@ class DecoderHarness {
         decoder_->Forward({.token_ids = tokens,
                            .positions = positions,
                            .slots = slots,
+                           .logit_rows = rows,
                            .num_decodes = decode ? 1 : 0,
                            .num_prefills = decode ? 0 : 1,
                            .max_blocks = static_cast<int64_t>(blocks_.size()),
@@ -90,7 +91,7 @@ class DecoderHarness {
                            .prefill_query_start = query_start.data(),
                            .prefill_num_cached = &cached});
     TANDEM_CHECK(status.ok()) << status.message();
-    const absl::StatusOr<DevicePtr<const float>> logits = decoder_->Logits(rows);
+    const absl::StatusOr<DevicePtr<const float>> logits = decoder_->Logits(0, count);
     TANDEM_CHECK(logits.ok()) << logits.status().message();
     std::vector<float> on_host(rows.size() * vocab_size());
     const absl::Status downloaded =
