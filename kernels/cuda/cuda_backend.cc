@@ -202,8 +202,9 @@ class CudaBackend final : public Backend {
     const auto* op = dynamic_cast<const CudaLinearOp*>(args.op);
     TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
     if (args.num_rows == 0) return absl::OkStatus();
-    TANDEM_ASSIGN_OR_RETURN(void* const scratch, ScratchOf(CudaLinearScratchBytes(
-                                                     op->layer(), op->spec(), args.num_rows)));
+    TANDEM_ASSIGN_OR_RETURN(
+        void* const scratch,
+        ScratchOf(CudaLinearScratchBytes(op->layer(), op->spec(), args.num_rows, limits_)));
     return Enqueued(CudaLinear(op->layer(), OnHost(args), scratch, limits_, stream_->get()));
   }
 

@@ -40,7 +40,8 @@ struct PackedLinear {
 PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 
 // Bytes that a layer wants for `num_rows` rows while it runs; may be 0.
-size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows);
+size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows,
+                              const ProcessorLimits& limits);
 cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream);
 
@@ -49,10 +50,12 @@ cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, vo
 size_t FloatLinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t FloatLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                         cudaStream_t stream);
-size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
+size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows,
+                              const ProcessorLimits& limits);
 cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream);
-size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows);
+size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows,
+                              const ProcessorLimits& limits);
 cudaError_t Bf16TensorLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                              const ProcessorLimits& limits, cudaStream_t stream);
 
@@ -67,7 +70,7 @@ struct TensorInputs {
   const float* row_scales;  // [R, 8] of inputs of 8 bits, one a segment; else null
 };
 // What both of the latter have in common, with TensorSumsBytes for the sums of segments.
-size_t TensorSumsBytes(const PackedLinear& layer, int64_t num_rows);
+size_t TensorSumsBytes(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits);
 cudaError_t TensorLinear(const PackedLinear& layer, const HostLinearArgs& args,
                          const TensorInputs& inputs, void* segment_sums,
                          const ProcessorLimits& limits, cudaStream_t stream);

@@ -73,13 +73,16 @@ size_t ScalesBytes(int64_t num_rows) {
 
 }  // namespace
 
-size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows) {
-  return TensorSumsBytes(layer, num_rows) + RowsBytes(layer, num_rows) + ScalesBytes(num_rows);
+size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows,
+                              const ProcessorLimits& limits) {
+  return TensorSumsBytes(layer, num_rows, limits) + RowsBytes(layer, num_rows) +
+         ScalesBytes(num_rows);
 }
 
 cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream) {
-  std::byte* const rows = static_cast<std::byte*>(scratch) + TensorSumsBytes(layer, args.num_rows);
+  std::byte* const rows =
+      static_cast<std::byte*>(scratch) + TensorSumsBytes(layer, args.num_rows, limits);
   auto* const scales = reinterpret_cast<float*>(rows + RowsBytes(layer, args.num_rows));
   const QuantizeLaunch launch{.layer = layer,
                               .input = args.input,

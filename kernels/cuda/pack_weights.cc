@@ -143,11 +143,11 @@ void PackInt4(const LinearSpec& spec, const WeightPart& part, int64_t i, const C
   }
 }
 
-// As many rows take of it as one, but for what is rounded up.
+// As many rows take of it as one, but for what is rounded up; by warpgroups they take less.
 size_t RowScratchBytes(const LinearSpec& spec, CudaProducts products) {
   constexpr int64_t kRows = 1024;
   const PackedLinear layer = PackedLinearOf(spec, products, /*packed=*/nullptr);
-  return CeilDiv<size_t>(CudaLinearScratchBytes(layer, spec, kRows), kRows);
+  return CeilDiv<size_t>(CudaLinearScratchBytes(layer, spec, kRows, ProcessorLimits{}), kRows);
 }
 
 }  // namespace
@@ -227,10 +227,11 @@ cudaError_t Multiply(const PackedLinear& layer, const HostLinearArgs& args, void
 }
 }  // namespace
 
-size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows) {
+size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows,
+                              const ProcessorLimits& limits) {
   const size_t outputs = OutputBytes(layer, spec, num_rows);
-  if (MultipliesInt8(layer)) return outputs + Int8LinearScratchBytes(layer, num_rows);
-  return outputs + (layer.on_tensor_cores ? Bf16TensorScratchBytes(layer, num_rows)
+  if (MultipliesInt8(layer)) return outputs + Int8LinearScratchBytes(layer, num_rows, limits);
+  return outputs + (layer.on_tensor_cores ? Bf16TensorScratchBytes(layer, num_rows, limits)
                                           : FloatLinearScratchBytes(layer, num_rows));
 }
 

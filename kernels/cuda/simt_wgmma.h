@@ -18,16 +18,28 @@ __device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return true; 
 __device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return false; }
 #endif
 
+// By all of a warpgroup: its threads have so many registers from here on, a multiple of 8
+// (setmaxnreg), fewer than the block began with, or more, which are waited for until other
+// warpgroups have fewer.
+template <int kRegisters>
+__device__ __forceinline__ void LowerRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void RaiseRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 // What this thread has written to shared memory so far, and what it has copied and waited for, may
 // be read by products; for those of other threads a barrier is behind this.
 __device__ __forceinline__ void FenceAsyncReads() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Describes a matrix whose row n has sixteen numbers of bf16 in a row: those of eight rows are 128
-// bytes apart, eight rows 1,024, and bits 4 to 6 of an address are turned over by bits 7 to 9 (the
-// swizzle of 128 bytes). The first row's first number is up to 96 bytes behind an address that is
-// 1,024-byte aligned.
+// Describes a matrix whose row n has sixteen numbers of bf16 in a row, or 32 of 8 bits: those of
+// eight rows are 128 bytes apart, eight rows 1,024, and bits 4 to 6 of an address are turned over
+// by bits 7 to 9 (the swizzle of 128 bytes). The first row's first number is up to 96 bytes behind
+// an address that is 1,024-byte aligned.
 __device__ __forceinline__ uint64_t SwizzledMatrix(const std::byte* from) {
   constexpr uint64_t kUnusedLeading = 1;
   constexpr uint64_t kStride = 1024 / 16;  // between eight rows
@@ -44,6 +56,10 @@ __device__ __forceinline__ void Settle(float* numbers, int count) {
 __device__ __forceinline__ void Settle(uint32_t* words, int count) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+__device__ __forceinline__ void Settle(int32_t* numbers, int count) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(numbers[i])::"memory");
 }
 
 // What registers have is what products behind this read.
@@ -99,6 +115,60 @@ __device__ __forceinline__ void WarpgroupMma<128>(float* d, const uint32_t (&a)[
       "{%64, %65, %66, %67}, %68, adds, 1, 1, 0; }"
       : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
         TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+template <>
+__device__ __forceinline__ void WarpgroupMma<256>(float* d, const uint32_t (&a)[4], uint64_t b,
+                                                  bool adds) {
+  asm volatile(
+      "{ .reg .pred adds; setp.ne.b32 adds, %133, 0; "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
+      "%127}, "
+      "{%128, %129, %130, %131}, %132, adds, 1, 1, 0; }"
+      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
+        TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56), TANDEM_EIGHT(64), TANDEM_EIGHT(72),
+        TANDEM_EIGHT(80), TANDEM_EIGHT(88), TANDEM_EIGHT(96), TANDEM_EIGHT(104), TANDEM_EIGHT(112),
+        TANDEM_EIGHT(120)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+#undef TANDEM_EIGHT
+
+// The same of 32 numbers of 8 bits in the place of sixteen of bf16, summed in 32 bits; each warp
+// has its parts as with MmaInt8.
+template <int kColumns>
+__device__ void WarpgroupMmaInt8(int32_t* d, const uint32_t (&a)[4], uint64_t b, bool adds);
+
+#define TANDEM_EIGHT(i)                                                                       \
+  "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), \
+      "+r"(d[i + 6]), "+r"(d[i + 7])
+template <>
+__device__ __forceinline__ void WarpgroupMmaInt8<256>(int32_t* d, const uint32_t (&a)[4],
+                                                      uint64_t b, bool adds) {
+  asm volatile(
+      "{ .reg .pred adds; setp.ne.b32 adds, %133, 0; "
+      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
+      "%127}, "
+      "{%128, %129, %130, %131}, %132, adds; }"
+      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
+        TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56), TANDEM_EIGHT(64), TANDEM_EIGHT(72),
+        TANDEM_EIGHT(80), TANDEM_EIGHT(88), TANDEM_EIGHT(96), TANDEM_EIGHT(104), TANDEM_EIGHT(112),
+        TANDEM_EIGHT(120)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
 }
 #undef TANDEM_EIGHT

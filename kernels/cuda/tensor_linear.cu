@@ -1,7 +1,8 @@
 // Linear layers on the tensor cores: weights of bf16, summed as these do it, and of 8 and 4 bits,
 // summed exactly. An output is a chain of products of one instruction, inputs ascending by steps,
 // so that its bits are the same whatever the number of rows and whichever kernel computes it.
-// Segments are computed apart, and added by a kernel of their own.
+// Segments are computed apart, and added by a kernel of their own; many rows by warpgroups add them
+// on their way.
 
 #include "kernels/cuda/tensor_ring.h"
 
@@ -47,6 +48,18 @@ cudaError_t SumProducts(const TensorLaunch& launch, cudaStream_t stream) {
                 stream, launch);
 }
 
+// Weights of 4 bits have kernels for few rows alone, which take any number a few at a time.
+bool AreFewRows(const PackedLinear& layer, int64_t num_rows) {
+  return num_rows <= kMaxFewRows || layer.weight_type == WeightType::kInt4;
+}
+// Where some segment is empty, which no model's is, it is not worth registers to tell.
+bool MultipliedByWarpgroups(const PackedLinear& layer, int64_t num_rows,
+                            const ProcessorLimits& limits) {
+  const bool may_be_empty =
+      layer.segmented && layer.in_features < kNumLinearSegments * kLinearSegmentMultiple;
+  return limits.has_warpgroup_products && !AreFewRows(layer, num_rows) && !may_be_empty;
+}
+
 // ---- rows of whole chunks ----
 
 constexpr int64_t kChunkInputs = ChunkInputs(WeightType::kBF16);
@@ -57,8 +70,11 @@ int64_t ChunkRowBytes(const PackedLinear& layer) {
 
 }  // namespace
 
-size_t TensorSumsBytes(const PackedLinear& layer, int64_t num_rows) {
+size_t TensorSumsBytes(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits) {
   if (!layer.segmented) return 0;
+  if (MultipliedByWarpgroups(layer, num_rows, limits)) {
+    return WgmmaSumsBytes(layer, num_rows, limits);
+  }
   // In whole chunks of rows, and panels.
   return sizeof(float) * static_cast<size_t>(kNumLinearSegments) *
          RoundUp<size_t>(static_cast<size_t>(num_rows), kTileRows) *
@@ -80,17 +96,20 @@ cudaError_t TensorLinear(const PackedLinear& layer, const HostLinearArgs& args,
                       .adds_to_output = args.adds_to_output,
                       .gated = args.op->spec().gated,
                       .activation = args.op->spec().activation};
-  // Weights of 4 bits have kernels for few rows alone, which take any number a few at a time.
-  const bool few = args.num_rows <= kMaxFewRows || layer.weight_type == WeightType::kInt4;
-  const auto launch_rows = few ? LaunchFewRows : LaunchManyRows;
+  if (MultipliedByWarpgroups(layer, args.num_rows, limits)) {
+    return LaunchWgmmaRows(limits, stream, &launch);
+  }
+  const auto launch_rows = AreFewRows(layer, args.num_rows) ? LaunchFewRows : LaunchManyRows;
   const cudaError_t error = launch_rows(limits, stream, &launch);
   if (error != cudaSuccess || !layer.segmented) return error;
   return SumProducts(launch, stream);
 }
 
 // Inputs may begin anywhere, so that padded rows have room in any case.
-size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows) {
-  return TensorSumsBytes(layer, num_rows) + static_cast<size_t>(num_rows * ChunkRowBytes(layer));
+size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows,
+                              const ProcessorLimits& limits) {
+  return TensorSumsBytes(layer, num_rows, limits) +
+         static_cast<size_t>(num_rows * ChunkRowBytes(layer));
 }
 
 cudaError_t Bf16TensorLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
@@ -101,7 +120,7 @@ cudaError_t Bf16TensorLinear(const PackedLinear& layer, const HostLinearArgs& ar
   if (layer.in_features % kChunkInputs != 0 ||
       reinterpret_cast<uintptr_t>(args.input) % kChunkBytes != 0) {
     std::byte* const rows =
-        static_cast<std::byte*>(scratch) + TensorSumsBytes(layer, args.num_rows);
+        static_cast<std::byte*>(scratch) + TensorSumsBytes(layer, args.num_rows, limits);
     const cudaError_t error =
         PadBf16Rows(args.input, layer.in_features, args.num_rows, rows, stream);
     if (error != cudaSuccess) return error;

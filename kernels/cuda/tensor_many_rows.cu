@@ -11,67 +11,8 @@ constexpr int kTilePanels = 16;
 constexpr int kTileWarpPanels = 4;  // 64 outputs
 constexpr int kTileWarpTiles = 8;   // 64 rows
 
-// A warp's sums on their way out: rows so far apart that lanes write to different banks.
 constexpr int kTileWarpRows = kTileWarpTiles * kProductRows;
 constexpr int kTileWarpOutputs = kTileWarpPanels * kPanelOutputs;
-constexpr int kStagedRow = kTileWarpOutputs + 4;
-
-// By a warp: its rows, from `first_row` on, of its outputs, the `first_output`-th that is packed
-// and so on; two a lane, of a gated layer a gate and its up.
-template <typename Product>
-__device__ __forceinline__ void StoreStaged(const TensorLaunch& launch, SharedPtr<float> staged,
-                                            int64_t first_row, int64_t first_output) {
-  static_assert(kTileWarpOutputs == 2 * kWarp);
-  const PackedLinear& layer = launch.layer;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t columns = launch.gated ? layer.out_features / 2 : layer.out_features;
-  // Where both are among what is staged, and in the layer.
-  int at[2] = {lane, lane + kWarp};
-  int64_t n[2] = {first_output + lane, first_output + lane + kWarp};
-  if (launch.gated) {
-    at[0] = lane / kPanelColumns * kPanelOutputs + lane % kPanelColumns;
-    at[1] = at[0] + kPanelColumns;
-    n[0] = first_output / 2 + lane;
-    n[1] = n[0] + columns;
-  }
-  const bool there[2] = {n[0] < columns, launch.gated ? n[0] < columns : n[1] < columns};
-  float scale[2] = {1.0f, 1.0f};
-  float bias[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (Product::kScaled && there[i]) scale[i] = layer.scales[first_output + at[i]];
-    if (launch.bias != nullptr && there[i]) bias[i] = launch.bias[n[i]];
-  }
-  const int64_t rows_left = launch.num_rows - first_row;
-#pragma unroll 1
-  for (int row = 0; row < kTileWarpRows && row < rows_left; ++row) {
-    float outputs[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = staged[row * kStagedRow + at[i]];
-      if constexpr (Product::kScaled) sum = sum * ScaleOf(launch, first_row + row, 0) * scale[i];
-      if (launch.bias != nullptr) sum = sum + bias[i];
-      outputs[i] = sum;
-    }
-    const int64_t to = (first_row + row) * columns;
-    if (launch.gated) {
-      if (!there[0]) continue;
-      Store(layer.output_dtype, launch.output, to + n[0],
-            Activated(launch, outputs[0]) * outputs[1]);
-      continue;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!there[i]) continue;
-      float output = outputs[i];
-      if (launch.activation) output = Activated(launch, output);
-      if (launch.adds_to_output) {
-        output = static_cast<const float*>(launch.output)[to + n[i]] + output;
-      }
-      Store(layer.output_dtype, launch.output, to + n[i], output);
-    }
-  }
-}
 
 // One block a (tile of outputs, tile of rows, segment); warp w has panels w % 4, rows w / 4.
 template <typename Product>
@@ -160,23 +101,18 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
   }
   // Through shared memory, so that a row's outputs are stored together, and by little code.
   __syncthreads();  // All have left the ring.
-  const SharedPtr<float> staged =
-      SharedCast<float>(SharedMemory() + kBarrierBytes) + warp * (kStagedRow * kTileWarpRows);
-  const int lane = threadIdx.x % kWarp;
+  const SharedPtr<float> staged = SharedCast<float>(SharedMemory() + kBarrierBytes) +
+                                  warp * (kStagedRow<kTileWarpOutputs> * kTileWarpRows);
 #pragma unroll
   for (int p = 0; p < kTileWarpPanels; ++p) {
 #pragma unroll
     for (int tile = 0; tile < kTileWarpTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        staged[(tile * kProductRows + lane % 4 * 2 + i % 2) * kStagedRow + p * kPanelOutputs +
-               lane / 4 + i / 2 * 8] = static_cast<float>(sums[p][tile][i]);
-      }
+      StageProduct<kTileWarpOutputs>(staged, p, tile, sums[p][tile]);
     }
   }
   __syncwarp();
-  StoreStaged<Product>(launch, staged, first_row + warp_row,
-                       (first_panel + warp_panel) * kPanelOutputs);
+  StoreStaged<Product, kTileWarpOutputs, kTileWarpRows>(launch, staged, first_row + warp_row,
+                                                        (first_panel + warp_panel) * kPanelOutputs);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // What linear layers on the tensor cores have in common, few rows (tensor_few_rows.cu) and more
-// (tensor_many_rows.cu): the ring that weights and rows come through, what lanes read of it, and
-// where sums go.
+// (tensor_many_rows.cu, wgmma_linear.cu): the ring that weights and rows come through, what lanes
+// read of it, and where sums go.
 //
 // A ring is made of stages, a block of inputs each. A stage is full once its copies are there, and
 // free once the warps that multiply have left it.
@@ -136,11 +136,12 @@ __device__ __forceinline__ BlockRange BlocksOf(const PackedLinear& layer, int se
 // The ring as one of its threads sees it, stage after stage. A stage has panels, then rows.
 class Ring {
  public:
-  __device__ explicit Ring(const RingShape& shape)
+  // `at`: where the first stage begins, behind the barriers.
+  __device__ explicit Ring(const RingShape& shape, int at = kBarrierBytes)
       : shape_(shape),
         stage_bytes_(shape.stage_bytes()),
         rows_at_(shape.panels * shape.panel_bytes),
-        memory_(SharedMemory() + kBarrierBytes),
+        memory_(SharedMemory() + at),
         full_(SharedCast<uint64_t>(SharedMemory())),
         left_(shape.stages) {}
 
@@ -160,10 +161,11 @@ class Ring {
 
   __device__ void WaitUntilFree() const { WaitForPhase(full_ + kMaxStages, !odd_); }
   __device__ void WaitUntilFull() const { WaitForPhase(full_, odd_); }
-  // By a warp that multiplies.
-  __device__ void Leave() const {
+  // By a warp that multiplies: this stage, or the one whose full() that was.
+  __device__ void Leave() const { Leave(full_); }
+  __device__ static void Leave(SharedPtr<uint64_t> full) {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) Arrive(full_ + kMaxStages);
+    if (threadIdx.x % kWarp == 0) Arrive(full + kMaxStages);
   }
   __device__ void Next() {
     memory_ = memory_ + stage_bytes_;
@@ -215,8 +217,7 @@ __device__ __forceinline__ void CopyPanels(const TensorLaunch& launch, const Pas
 }
 
 // Copies kRows rows of a pass with kThreads threads, of which this is the `thread`-th: each some
-// rows' pieces of one place, and it arrives. Rows that are none, and inputs behind the last one,
-// are zeros.
+// rows' pieces of one place. Rows that are none, and inputs behind the last one, are zeros.
 template <int kRows, int kThreads>
 class RowCopier {
  public:
@@ -228,7 +229,12 @@ class RowCopier {
         piece_(thread % kRowPieces),
         to_(RowPieceAt(first_row_, piece_)) {}
 
+  // It arrives once they are there.
   __device__ void Copy(int block, const Ring& ring) const {
+    Begin(block, ring);
+    ArriveBehindCopies(ring.full());
+  }
+  __device__ void Begin(int block, const Ring& ring) const {
     const int64_t at = int64_t{block} * kInputBlockBytes + piece_ * kChunkBytes;
     const std::byte* from = from_ + at;
     const int left = at < row_bytes_ ? rows_left_ : 0;
@@ -239,7 +245,6 @@ class RowCopier {
       CopyAsync16(to + i * kStride * kInputBlockBytes, there ? from : from_, there);
       from += kStride * row_bytes_;
     }
-    ArriveBehindCopies(ring.full());
   }
 
  private:
@@ -381,12 +386,113 @@ __device__ __forceinline__ void StoreProduct(const TensorLaunch& launch, const P
   StoreRows(launch, pass.first_row + product * kProductRows, panel, values);
 }
 
+// ---- many outputs of a warp, through shared memory, so that a row's are stored together ----
+
+// Numbers from row to row: lanes write to different banks.
+template <int kOutputs>
+inline constexpr int kStagedRow = kOutputs + 4;
+
+// What a warp has of its `panel`-th panel and of the `tile`-th 8 rows.
+template <int kOutputs, typename Sum>
+__device__ __forceinline__ void StageProduct(SharedPtr<float> staged, int panel, int tile,
+                                             const Sum (&sums)[4]) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    staged[(tile * kProductRows + lane % 4 * 2 + i % 2) * kStagedRow<kOutputs> +
+           panel * kPanelOutputs + lane / 4 + i / 2 * 8] = static_cast<float>(sums[i]);
+  }
+}
+
+// By a warp: kRows rows, from `first_row` on, of kOutputs outputs, the `first_output`-th that is
+// packed and so on; two a lane, of a gated layer a gate and its up. kScalesRows: sums are still to
+// be multiplied with the scales of their rows.
+template <typename Product, int kOutputs, int kRows, bool kScalesRows = Product::kScaled>
+__device__ __forceinline__ void StoreStaged(const TensorLaunch& launch, SharedPtr<float> staged,
+                                            int64_t first_row, int64_t first_output) {
+  constexpr int kRowLanes = kOutputs / 2;  // of a row
+  constexpr int kStride = kWarp / kRowLanes;
+  const PackedLinear& layer = launch.layer;
+  const int lane = threadIdx.x % kRowLanes;
+  const int lane_row = static_cast<int>(threadIdx.x) % kWarp / kRowLanes;
+  const int64_t columns = launch.gated ? layer.out_features / 2 : layer.out_features;
+  // Where both are among what is staged, and in the layer.
+  int at[2] = {lane, lane + kRowLanes};
+  int64_t n[2] = {first_output + lane, first_output + lane + kRowLanes};
+  if (launch.gated) {
+    at[0] = lane / kPanelColumns * kPanelOutputs + lane % kPanelColumns;
+    at[1] = at[0] + kPanelColumns;
+    n[0] = first_output / 2 + lane;
+    n[1] = n[0] + columns;
+  }
+  const bool there[2] = {n[0] < columns, launch.gated ? n[0] < columns : n[1] < columns};
+  float scale[2] = {1.0f, 1.0f};
+  float bias[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (Product::kScaled && there[i]) scale[i] = layer.scales[first_output + at[i]];
+    if (launch.bias != nullptr && there[i]) bias[i] = launch.bias[n[i]];
+  }
+  const auto output_of = [&](int row, int i) {
+    float sum = staged[row * kStagedRow<kOutputs> + at[i]];
+    if constexpr (kScalesRows) sum = sum * ScaleOf(launch, first_row + row, 0);
+    if constexpr (Product::kScaled) sum = sum * scale[i];
+    if (launch.bias != nullptr) sum = sum + bias[i];
+    return sum;
+  };
+  const int64_t rows_left = launch.num_rows - first_row;
+  if (launch.adds_to_output) {
+    constexpr int kAtOnce = 8;  // As a load does not go before a store.
+    float* const outputs = static_cast<float*>(launch.output) + first_row * columns;
+#pragma unroll 1
+    for (int begin = lane_row; begin < kRows; begin += kAtOnce * kStride) {
+      float before[kAtOnce][2] = {};
+#pragma unroll
+      for (int j = 0; j < kAtOnce * 2; ++j) {
+        const int row = begin + j / 2 * kStride;
+        if (row >= rows_left || !there[j % 2]) continue;
+        before[j / 2][j % 2] = outputs[row * columns + n[j % 2]];
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce * 2; ++j) {
+        const int row = begin + j / 2 * kStride;
+        if (row >= rows_left || !there[j % 2]) continue;
+        outputs[row * columns + n[j % 2]] = before[j / 2][j % 2] + output_of(row, j % 2);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = lane_row; row < kRows && row < rows_left; row += kStride) {
+    const int64_t to = (first_row + row) * columns;
+    if (launch.gated) {
+      if (!there[0]) continue;
+      const float gate = output_of(row, 0);
+      Store(layer.output_dtype, launch.output, to + n[0],
+            Activated(launch, gate) * output_of(row, 1));
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!there[i]) continue;
+      float output = output_of(row, i);
+      if (launch.activation) output = Activated(launch, output);
+      Store(layer.output_dtype, launch.output, to + n[i], output);
+    }
+  }
+}
+
 // ---- launches, which fill in the rest of `launch` ----
 
 inline constexpr int kTileRows = 128;  // of a block of many
 cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream, TensorLaunch* launch);
 cudaError_t LaunchManyRows(const ProcessorLimits& limits, cudaStream_t stream,
                            TensorLaunch* launch);
+// With the same bits, of bf16 and 8 bits, where limits.has_warpgroup_products says so; segments'
+// sums become outputs there. It wants WgmmaSumsBytes at `segment_sums`.
+cudaError_t LaunchWgmmaRows(const ProcessorLimits& limits, cudaStream_t stream,
+                            TensorLaunch* launch);
+size_t WgmmaSumsBytes(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits);
 
 inline size_t SharedBytes(const RingShape& ring) {
   return static_cast<size_t>(kBarrierBytes) +

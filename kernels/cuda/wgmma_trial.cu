@@ -1,6 +1,7 @@
 // Whether products of four warps (wgmma) sum as those of one (mma.sync) do. No manual says so, and
-// rows have to have the same bits by either (wgmma_prefill.cu): so a device is asked. The numbers
-// are such as would show another sum: of many magnitudes, that cancel, and denormal ones.
+// rows have to have the same bits by either (wgmma_prefill.cu, wgmma_linear.cu): so a device is
+// asked. The numbers are such as would show another sum: of many magnitudes, that cancel, and
+// denormal ones.
 
 #include <cuda_runtime.h>
 
@@ -19,6 +20,7 @@ constexpr int kStepBytes = 32;
 constexpr int kCases = 4;
 constexpr int kQueryColumns = 64;   // as products with K have them
 constexpr int kValueColumns = 128;  // and with V, the most
+constexpr int kRowColumns = 256;    // and linear layers' with rows
 
 struct TrialCounts {
   uint64_t compared;
@@ -90,7 +92,7 @@ __device__ __forceinline__ void Try(const TrialLaunch& launch) {
 #pragma unroll
   for (int step = 0; step < kTrialSteps; ++step) {
     WarpgroupMma<kColumns>(sums, a[step], SwizzledMatrix(matrix + step * kStepBytes),
-                           kColumns == kValueColumns || step > 0);
+                           kColumns != kQueryColumns || step > 0);
   }
   CommitProducts();
   WaitForProducts<0>();
@@ -139,6 +141,7 @@ cudaError_t CountTrials(TrialCounts* counts, TrialCounts* counted, cudaStream_t 
       cudaMemcpyAsync(counts, &kNone, sizeof(kNone), cudaMemcpyHostToDevice, stream);
   if (error == cudaSuccess) error = LaunchTrial<kQueryColumns>(launch, stream);
   if (error == cudaSuccess) error = LaunchTrial<kValueColumns>(launch, stream);
+  if (error == cudaSuccess) error = LaunchTrial<kRowColumns>(launch, stream);
   if (error == cudaSuccess) {
     error = cudaMemcpyAsync(counted, counts, sizeof(*counts), cudaMemcpyDeviceToHost, stream);
   }
@@ -149,7 +152,8 @@ cudaError_t CountTrials(TrialCounts* counts, TrialCounts* counted, cudaStream_t 
 }  // namespace
 
 cudaError_t WarpgroupsSumAsWarps(cudaStream_t stream, bool* same) {
-  constexpr uint64_t kAll = uint64_t{kCases} * kTrialThreads * (kQueryColumns + kValueColumns) / 2;
+  constexpr uint64_t kAll =
+      uint64_t{kCases} * kTrialThreads * (kQueryColumns + kValueColumns + kRowColumns) / 2;
   void* counts = nullptr;
   if (const cudaError_t error = cudaMalloc(&counts, sizeof(TrialCounts)); error != cudaSuccess) {
     return error;

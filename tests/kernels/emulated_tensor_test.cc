@@ -427,6 +427,15 @@ TEST_F(EmulatedTensorTest, OnlyHeadsOfTheirOwnSizeShowTheAttentionOfTheTensorCor
 // Leaves out each alone: barriers, or waits for the launch before.
 class EmulatedTensorSitesTest : public EmulatedTensorTest {
  protected:
+  // As if products of four warps had other bits, so that many rows are multiplied without them.
+  void SetUp() override {
+    emulated::SumWarpgroupsByHalves(true);
+    EmulatedTensorTest::SetUp();
+  }
+  void TearDown() override {
+    EmulatedTensorTest::TearDown();
+    emulated::SumWarpgroupsByHalves(false);
+  }
   void ExpectEachIsNeeded(bool launch_waits);
 };
 

@@ -243,7 +243,6 @@ class Block final : private ProductMemory {
     return IsLeftOut(at) ? nullptr : &Products();
   }
   WarpgroupProducts& Products() {
-    if (has_phases_) Fault("has phases and products of warpgroups, which nobody has modelled", 0);
     if (!products_)
       products_.emplace(static_cast<ProductMemory*>(this), std::ssize(threads_), by_halves_);
     return *products_;
@@ -285,6 +284,10 @@ class Block final : private ProductMemory {
       --word.products;
       word.read = {.thread = kMany, .warp = kMany, .block_epoch = epoch_};
     }
+  }
+  void NoteRead(size_t offset, size_t bytes) override {
+    if (!has_phases_) return;  // All meet, and Release knows of it.
+    for (size_t at = offset; at < offset + bytes; at += kWordBytes) Note(at / kWordBytes);
   }
   void WaitInProduct() override { Pause(State::kInProduct); }
   void Wake(int first, int count) override {

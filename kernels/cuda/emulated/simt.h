@@ -282,8 +282,15 @@ inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
   }
 }
 
-// Products of warpgroups (warpgroup.h): wgmma.mma_async.m64nNk16.f32.bf16.bf16, A in registers.
+// Products of warpgroups (warpgroup.h): wgmma.mma_async.m64nNk16.f32.bf16.bf16 and
+// m64nNk32.s32.s8.s8, A in registers.
 inline constexpr bool HasWarpgroupProducts() { return true; }
+
+// A thread has as many registers as it likes.
+template <int kRegisters>
+void LowerRegisters() {}
+template <int kRegisters>
+void RaiseRegisters() {}
 
 inline void FenceAsyncReads(const std::source_location& at = std::source_location::current()) {
   emulated::FenceAsyncReads(at);
@@ -293,12 +300,27 @@ inline uint64_t SwizzledMatrix(SharedPtr<std::byte> from) {
 }
 inline void Settle(float*, int) {}
 inline void Settle(uint32_t*, int) {}
+inline void Settle(int32_t*, int) {}
 inline void FenceProducts(const std::source_location& at = std::source_location::current()) {
   emulated::FenceProducts(at);
 }
 template <int kColumns>
 void WarpgroupMma(float* d, const uint32_t (&a)[4], uint64_t b, bool adds) {
-  emulated::BeginProduct({.d = d, .columns = kColumns, .a = a, .matrix = b, .adds = adds});
+  emulated::BeginProduct({.type = emulated::ProductType::kBf16,
+                          .d = d,
+                          .columns = kColumns,
+                          .a = a,
+                          .matrix = b,
+                          .adds = adds});
+}
+template <int kColumns>
+void WarpgroupMmaInt8(int32_t* d, const uint32_t (&a)[4], uint64_t b, bool adds) {
+  emulated::BeginProduct({.type = emulated::ProductType::kInt8,
+                          .d = d,
+                          .columns = kColumns,
+                          .a = a,
+                          .matrix = b,
+                          .adds = adds});
 }
 inline void CommitProducts(const std::source_location& at = std::source_location::current()) {
   emulated::CommitProducts(at);

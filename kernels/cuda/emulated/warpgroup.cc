@@ -1,6 +1,7 @@
 #include "kernels/cuda/emulated/warpgroup.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,8 +14,10 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kRows = 64;
 constexpr int kRowsOfWarp = 16;
-constexpr int kSummed = 16;
-constexpr size_t kHalfBytes = 16;  // of a row of B
+constexpr int kSummed = 16;  // of bf16
+constexpr int kInt8Summed = 32;
+constexpr size_t kHalfBytes = 16;            // of a row of B
+constexpr uint32_t kNoNumber = 0x7FC00000u;  // of f32, and an unlikely one of 32 bits
 
 // A descriptor's fields, as the PTX manual has them; places count sixteen bytes.
 constexpr uint64_t kPlaceBits = 0x3FFF;
@@ -61,6 +64,12 @@ bool AreFinite(const uint16_t (&numbers)[kSummed]) {
                      [](uint16_t bits) { return (bits & 0x7F80u) != 0x7F80u; });
 }
 
+// Who has row `row` and column n of D, and which of its numbers it is.
+int LaneOf(int row, int n) {
+  return row / kRowsOfWarp * kWarp + row % kRowsOfWarp % 8 * 4 + n % 8 / 2;
+}
+int NumberOf(int row, int n) { return n / 8 * 4 + row % kRowsOfWarp / 8 * 2 + n % 2; }
+
 }  // namespace
 
 uint64_t SwizzledMatrix(size_t offset) {
@@ -102,16 +111,20 @@ void WarpgroupProducts::Begin(const ProductArgs& args) {
     }
   }
   Product& product = group.products[index];
-  if (product.args.columns != args.columns || product.args.matrix != args.matrix ||
-      product.args.adds != args.adds) {
+  if (product.args.type != args.type || product.args.columns != args.columns ||
+      product.args.matrix != args.matrix || product.args.adds != args.adds) {
     memory_->Fault("begins another product than its warpgroup", 0);
   }
   const auto count = static_cast<size_t>(args.columns / 2);
   const auto [it, is_new] = thread.accumulators.try_emplace(args.d);
   Accumulator& accumulator = it->second;
   if (is_new) {
-    accumulator.numbers.assign(args.d, args.d + count);
-    std::fill_n(args.d, count, std::numeric_limits<float>::quiet_NaN());
+    accumulator.numbers.resize(count);
+    std::memcpy(accumulator.numbers.data(), args.d, count * sizeof(uint32_t));
+    for (size_t i = 0; i < count; ++i) {
+      std::memcpy(static_cast<std::byte*>(args.d) + i * sizeof(kNoNumber), &kNoNumber,
+                  sizeof(kNoNumber));
+    }
   } else if (accumulator.numbers.size() != count) {
     memory_->Fault("adds a product of another shape to one that is under way", 0);
   }
@@ -155,8 +168,15 @@ void WarpgroupProducts::Land() {
   ++thread.landed;
   const auto it = thread.accumulators.find(product.d[lane]);
   if (--it->second.products == 0) {
-    std::copy(it->second.numbers.begin(), it->second.numbers.end(), product.d[lane]);
+    std::memcpy(product.d[lane], it->second.numbers.data(),
+                it->second.numbers.size() * sizeof(uint32_t));
     thread.accumulators.erase(it);
+  }
+  if (lane % kWarp == 0) {  // A warp waits together.
+    for (int n = 0; n < product.args.columns; ++n) {
+      memory_->NoteRead(HalfAt(product.args.matrix, n, 0), kHalfBytes);
+      memory_->NoteRead(HalfAt(product.args.matrix, n, 1), kHalfBytes);
+    }
   }
   if (++product.landed < kWarpgroupThreads) return;
   for (int n = 0; n < product.args.columns; ++n) {
@@ -167,44 +187,90 @@ void WarpgroupProducts::Land() {
   ++group.gone;
 }
 
-// Lane l of a warp has of its sixteen rows of A those l / 4 and l / 4 + 8, of these the numbers
-// 2 · (l % 4), the next, and both 8 on; of D of each eight columns 2 · (l % 4) and the next.
 void WarpgroupProducts::Do(Product* product, int first_thread) {
   product->done = true;
-  float* numbers[kWarpgroupThreads];
+  uint32_t* numbers[kWarpgroupThreads];
   for (int i = 0; i < kWarpgroupThreads; ++i) {
     Thread& thread = threads_[static_cast<size_t>(first_thread + i)];
     numbers[i] = thread.accumulators.at(product->d[i]).numbers.data();
   }
+  if (product->args.type == ProductType::kInt8) {
+    SumInt8(*product, numbers);
+  } else {
+    SumBf16(*product, numbers);
+  }
+}
+
+// Lane l of a warp has of its sixteen rows of A those l / 4 and l / 4 + 8, of these the numbers
+// 2 · (l % 4), the next, and both 8 on; of D of each eight columns 2 · (l % 4) and the next.
+void WarpgroupProducts::SumBf16(const Product& product, uint32_t* (&numbers)[kWarpgroupThreads]) {
   uint16_t of_a[kRows][kSummed];
   bool is_zero[kRows];
+  bool is_of_warp_before[kRows];  // Where it has the same place.
   for (int row = 0; row < kRows; ++row) {
     const int in_warp = row % kRowsOfWarp;
     for (int k = 0; k < kSummed; ++k) {
       const int lane = row / kRowsOfWarp * kWarp + in_warp % 8 * 4 + k % 8 / 2;
-      const uint32_t word = product->a[lane][in_warp / 8 + k / 8 * 2];
+      const uint32_t word = product.a[lane][in_warp / 8 + k / 8 * 2];
       of_a[row][k] = static_cast<uint16_t>(word >> (16 * (k % 2)));
     }
     is_zero[row] = AreZeros(of_a[row]);
+    is_of_warp_before[row] =
+        row != in_warp && std::ranges::equal(of_a[row], of_a[row - kRowsOfWarp]);
   }
-  for (int n = 0; n < product->args.columns; ++n) {
+  for (int n = 0; n < product.args.columns; ++n) {
     uint16_t of_b[kSummed];
-    for (size_t half = 0; half < 2; ++half) {
-      std::memcpy(of_b + half * (kSummed / 2),
-                  memory_->bytes() + HalfAt(product->args.matrix, n, half), kHalfBytes);
-    }
+    CopyRow(product.args.matrix, n, of_b);
     const bool is_finite = AreFinite(of_b);
+    const bool b_is_zero = AreZeros(of_b);
+    uint32_t before[kRows];
     for (int row = 0; row < kRows; ++row) {
-      const int in_warp = row % kRowsOfWarp;
-      const int lane = row / kRowsOfWarp * kWarp + in_warp % 8 * 4 + n % 8 / 2;
-      float& d = numbers[lane][n / 8 * 4 + in_warp / 8 * 2 + n % 2];
-      const float c = product->args.adds ? d : 0.0f;
-      if (is_zero[row] && is_finite && std::isfinite(c)) {
-        d = c == 0.0f ? 0.0f : c;
+      uint32_t& d = numbers[LaneOf(row, n)][NumberOf(row, n)];
+      before[row] = product.args.adds ? d : 0;
+      const int other = row - kRowsOfWarp;
+      if (is_of_warp_before[row] && before[row] == before[other]) {
+        d = numbers[LaneOf(other, n)][NumberOf(other, n)];
         continue;
       }
-      d = SumOf(c, of_a[row], of_b, by_halves_);
+      const auto c = std::bit_cast<float>(before[row]);
+      const bool adds_zeros = (is_zero[row] && is_finite) || (b_is_zero && AreFinite(of_a[row]));
+      const float sum = !adds_zeros || !std::isfinite(c) ? SumOf(c, of_a[row], of_b, by_halves_)
+                        : c == 0.0f                      ? 0.0f
+                                                         : c;
+      d = std::bit_cast<uint32_t>(sum);
     }
+  }
+}
+
+// The same of 32 numbers: the four 4 · (l % 4) and so on, and those 16 on.
+void WarpgroupProducts::SumInt8(const Product& product, uint32_t* (&numbers)[kWarpgroupThreads]) {
+  int8_t of_a[kRows][kInt8Summed];
+  for (int row = 0; row < kRows; ++row) {
+    const int in_warp = row % kRowsOfWarp;
+    for (int k = 0; k < kInt8Summed; ++k) {
+      const int lane = row / kRowsOfWarp * kWarp + in_warp % 8 * 4 + k % 16 / 4;
+      const uint32_t word = product.a[lane][in_warp / 8 + k / 16 * 2];
+      of_a[row][k] = static_cast<int8_t>(word >> (8 * (k % 4)));
+    }
+  }
+  for (int n = 0; n < product.args.columns; ++n) {
+    int8_t of_b[kInt8Summed];
+    CopyRow(product.args.matrix, n, of_b);
+    for (int row = 0; row < kRows; ++row) {
+      uint32_t& d = numbers[LaneOf(row, n)][NumberOf(row, n)];
+      int32_t sum = product.args.adds ? std::bit_cast<int32_t>(d) : 0;
+      for (int k = 0; k < kInt8Summed; ++k) sum += of_a[row][k] * of_b[k];
+      d = std::bit_cast<uint32_t>(sum);
+    }
+  }
+}
+
+// Row n of B.
+template <typename T, size_t kCount>
+void WarpgroupProducts::CopyRow(uint64_t matrix, int n, T (&to)[kCount]) const {
+  static_assert(sizeof(to) == 2 * kHalfBytes);
+  for (size_t half = 0; half < 2; ++half) {
+    std::memcpy(to + half * (kCount / 2), memory_->bytes() + HalfAt(matrix, n, half), kHalfBytes);
   }
 }
 

@@ -1,5 +1,6 @@
 // Products of four warps (wgmma.mma_async), as the PTX manual defines them: 64 rows of A, sixteen
-// numbers each, which the threads have in registers, by a matrix B in shared memory.
+// numbers of bf16 or 32 of 8 bits each, which the threads have in registers, by a matrix B in
+// shared memory.
 //
 // They are done as late as they may be, when a thread waits for them. Until then the accumulators
 // are no numbers, A is read from where it was said to be, and what of B is written anew is a fault.
@@ -18,14 +19,17 @@ namespace tandem::emulated {
 
 inline constexpr int kWarpgroupThreads = 128;
 
-// The descriptor of a matrix whose row n has sixteen numbers of bf16 in a row: those of eight rows
-// are 128 bytes apart, eight rows 1,024, and bits 4 to 6 of an address are turned over by bits 7 to
-// 9 (the swizzle of 128 bytes).
+// The descriptor of a matrix whose row n has sixteen numbers of bf16 in a row, or 32 of 8 bits:
+// those of eight rows are 128 bytes apart, eight rows 1,024, and bits 4 to 6 of an address are
+// turned over by bits 7 to 9 (the swizzle of 128 bytes).
 uint64_t SwizzledMatrix(size_t offset);
+
+enum class ProductType : uint8_t { kBf16, kInt8 };
 
 // What a thread says of a product.
 struct ProductArgs {
-  float* d;           // columns / 2 numbers
+  ProductType type;
+  void* d;            // columns / 2 numbers, of f32 or of 32 bits
   int columns;        // of B and D
   const uint32_t* a;  // 4 words
   uint64_t matrix;
@@ -43,6 +47,8 @@ class ProductMemory {
   // A product reads these between the two.
   virtual void Hold(size_t offset, size_t bytes) = 0;
   virtual void Release(size_t offset, size_t bytes) = 0;
+  // A product has read these for the running thread's warp.
+  virtual void NoteRead(size_t offset, size_t bytes) = 0;
   virtual void WaitInProduct() = 0;  // until somebody wakes it
   virtual void Wake(int first, int count) = 0;
   [[noreturn]] virtual void Fault(const char* what, size_t offset) = 0;
@@ -64,9 +70,9 @@ class WarpgroupProducts {
   bool AreUnderWay() const;
 
  private:
-  // Numbers on their way to registers.
+  // Numbers on their way to registers, as bits.
   struct Accumulator {
-    std::vector<float> numbers;
+    std::vector<uint32_t> numbers;
     int products = 0;  // under way
   };
   struct Thread {
@@ -74,12 +80,12 @@ class WarpgroupProducts {
     size_t begun = 0;              // products of its warpgroup
     size_t landed = 0;             // of these
     std::deque<size_t> committed;  // where each group ends
-    std::map<float*, Accumulator> accumulators;
+    std::map<void*, Accumulator> accumulators;
   };
   struct Product {
     ProductArgs args;
     const uint32_t* a[kWarpgroupThreads];
-    float* d[kWarpgroupThreads];
+    void* d[kWarpgroupThreads];
     int begun = 0;
     int landed = 0;
     bool done = false;
@@ -93,6 +99,10 @@ class WarpgroupProducts {
   Warpgroup& Group();
   void Land();
   void Do(Product* product, int first_thread);
+  void SumBf16(const Product& product, uint32_t* (&numbers)[kWarpgroupThreads]);
+  void SumInt8(const Product& product, uint32_t* (&numbers)[kWarpgroupThreads]);
+  template <typename T, size_t kCount>
+  void CopyRow(uint64_t matrix, int n, T (&to)[kCount]) const;
 
   ProductMemory* const memory_;
   const bool by_halves_;

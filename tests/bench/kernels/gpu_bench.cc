@@ -402,9 +402,9 @@ class Bench {
 int Main(int repetitions, const std::string& words, const std::string& isa) {
   cudaDeviceProp properties;
   TANDEM_CHECK(cudaGetDeviceProperties(&properties, 0) == cudaSuccess);
-  std::printf("%s, %s, medians of %d\n", properties.name, isa.c_str(), repetitions);
   Bench bench(absl::StrSplit(words, ',', absl::SkipEmpty()), isa);
   Backend& backend = bench.backend();
+  std::printf("%s, %s, medians of %d\n", properties.name, backend.isa().c_str(), repetitions);
   constexpr size_t kStreamBytes = size_t{2} << 30;
   const DevicePtr<std::byte> stream = bench.Numbers(kStreamBytes);
   const DevicePtr<std::byte> sink = bench.Numbers(64);

@@ -1,0 +1,334 @@
+// A linear layer of many rows by products of four warps (wgmma, sm_90a), with the bits of
+// tensor_many_rows.cu where those products have a warp's (wgmma_trial.cu). A block has 128 outputs
+// of 256 rows at a time, tile after tile: two warpgroups multiply, each 64 outputs with all rows,
+// and a third copies.
+//
+// Weights are a product's A, in registers: a warp's sixteen rows of it are a panel as it is packed.
+// Inputs are B, in the ring, whose rows lie as the swizzle of 128 bytes has them.
+//
+// A tile's segments are multiplied one after the other; sums of those before wait in memory of the
+// block's, which the second-level cache holds, so that no launch comes behind.
+
+#include "kernels/cuda/tensor_ring.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kWideRows = 256;
+constexpr int kWidePanels = kWarps;  // one a warp
+constexpr int kWideTiles = kWideRows / kProductRows;
+constexpr int kMultiplyThreads = kWarps * kWarp;
+constexpr int kCopyWarps = 4;
+constexpr int kCopyThreads = kCopyWarps * kWarp;
+constexpr int kCopyPanels = kWidePanels / kCopyWarps;
+constexpr int kWideThreads = kMultiplyThreads + kCopyThreads;
+// Registers of a thread that copies and of one that multiplies: of the 168 that all begin with, the
+// latter need more.
+constexpr int kCopyRegisters = 56;
+constexpr int kMultiplyRegisters = 224;
+static_assert(kCopyThreads * kCopyRegisters + kMultiplyThreads * kMultiplyRegisters <=
+              kWideThreads * 168);
+constexpr int kWideStages = 4;
+// A stage's rows are given to products once so many stages behind it are on their way. With more
+// nobody would go on: a stage is left only when products with the next one have begun.
+constexpr int kStagesBehind = kWideStages - 2;
+// Blocks that run side by side have so many tiles of outputs, by as many of rows as there are
+// blocks for, about 2,048 by 2,048 on 132 processors: a square reads least for its products, and
+// each of what it reads is in the second-level cache for eight or sixteen blocks.
+constexpr int kGroupTiles = 16;
+
+constexpr int kStageBytes = kWidePanels * kBlockPanelBytes + kWideRows * kInputBlockBytes;
+// The first stage, and all rows behind it, are where swizzled matrices may begin.
+constexpr int kRingAt = 1024;
+static_assert(kRingAt >= kBarrierBytes && kWidePanels * kBlockPanelBytes % 1024 == 0);
+// A warp's sums on their way out, some rows at a time.
+constexpr int kStagedTiles = 4;
+constexpr int kStagedRows = kStagedTiles * kProductRows;
+constexpr int kStagedNumbers = kStagedRows * kStagedRow<kPanelOutputs>;
+constexpr int kStagedAt = kRingAt + kWideStages * kStageBytes;
+constexpr size_t kWideSharedBytes = kStagedAt + sizeof(float) * kWarps * kStagedNumbers;
+
+// As many tiles' numbers as there are registers for are loaded at once.
+constexpr int kTilesAtOnce = 8;
+
+// Sums that wait: one a level of SegmentTree but the last.
+constexpr int kKeptLevels = 3;
+static_assert(1 << kKeptLevels == kNumLinearSegments);
+constexpr size_t kKeptBytes = sizeof(float4) * kKeptLevels * kWideTiles * kMultiplyThreads;
+
+__device__ __forceinline__ void Multiply(float* sums, const uint32_t (&weights)[4], uint64_t rows) {
+  WarpgroupMma<kWideRows>(sums, weights, rows, true);
+}
+__device__ __forceinline__ void Multiply(int32_t* sums, const uint32_t (&weights)[4],
+                                         uint64_t rows) {
+  WarpgroupMmaInt8<kWideRows>(sums, weights, rows, true);
+}
+
+TANDEM_ANYWHERE inline int64_t NumOutputTiles(const PackedLinear& layer) {
+  return (NumPanels(layer) + kWidePanels - 1) / kWidePanels;
+}
+
+// function(pass) for each of the block's tiles, a pass over all segments.
+template <typename Function>
+__device__ __forceinline__ void ForEachTile(const TensorLaunch& launch, const Function& function) {
+  const int64_t panels = NumPanels(launch.layer);
+  const int64_t output_tiles = NumOutputTiles(launch.layer);
+  const int64_t of_group = int64_t{kGroupTiles} * launch.row_chunks;
+  for (int64_t tile = blockIdx.x; tile < output_tiles * launch.row_chunks; tile += gridDim.x) {
+    const int64_t first = tile / of_group * kGroupTiles;
+    const int64_t tiles_left = output_tiles - first;
+    const auto in_group = static_cast<int>(tile % of_group);
+    const int tiles = tiles_left < kGroupTiles ? static_cast<int>(tiles_left) : kGroupTiles;
+    const int64_t first_panel = (first + in_group % tiles) * kWidePanels;
+    const int64_t first_row = int64_t{in_group / tiles} * kWideRows;
+    const int64_t panels_left = panels - first_panel;
+    const int64_t rows_left = launch.num_rows - first_row;
+    function(
+        Pass{.segment = 0,
+             .first_panel = static_cast<int>(first_panel),
+             .num_panels = static_cast<int>(panels_left < kWidePanels ? panels_left : kWidePanels),
+             .first_row = first_row,
+             .num_rows = static_cast<int>(rows_left < kWideRows ? rows_left : kWideRows),
+             .blocks = {0, static_cast<int>(launch.layer.num_chunks)}});
+  }
+}
+
+// What copies: all inputs of one tile after the other.
+template <typename Product>
+__device__ __forceinline__ void CopyTiles(const TensorLaunch& launch, Ring filling) {
+  const int thread = static_cast<int>(threadIdx.x) - kMultiplyThreads;
+  const int first_panel = thread / kWarp * kCopyPanels;
+  Ring giving = filling;
+  int behind = 0;
+  // Products read what the warp has copied to the next stage, and waited for.
+  const auto give = [&] {
+    FenceAsyncReads();
+    __syncwarp();
+    if (thread % kWarp == 0) Arrive(giving.full());
+    giving.Next();
+  };
+  ForEachTile(launch, [&](const Pass& pass) {
+    const RowCopier<kWideRows, kCopyThreads> rows(launch, pass, thread);
+#pragma unroll 1
+    for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
+      filling.WaitUntilFree();
+      CopyPanels<Product>(launch, pass, first_panel, kCopyPanels, block, filling);
+      rows.Begin(block, filling);
+      CommitCopies();
+      filling.Next();
+      if (behind < kStagesBehind) {
+        ++behind;
+        continue;
+      }
+      WaitForCopies<kStagesBehind>();
+      give();
+    }
+  });
+  WaitForCopies<0>();
+  for (; behind > 0; --behind) give();
+}
+
+// A warpgroup's sums of its outputs and a tile's rows.
+template <typename Product>
+class WideSums {
+ public:
+  using Sum = Product::Sum;
+
+  // From zero over `count` stages of the ring, the next ones. Weights of a half of a stage are
+  // loaded while products with those of the half before are under way, so these read registers that
+  // nobody touches; a stage is left behind the first half of the next.
+  __device__ __forceinline__ void SumStages(Ring* ring, int weights_at, int count) {
+#pragma unroll
+    for (int tile = 0; tile < kWideTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) all_[tile][i] = Sum{0};
+    }
+    Settle(&all_[0][0], kWideTiles * 4);
+    SharedPtr<uint64_t> before = ring->full();
+    uint32_t first[2][4];
+    uint32_t second[2][4];
+    ring->WaitUntilFull();
+    Load(ring->panels() + weights_at, first);
+#pragma unroll 1
+    for (int stage = 0; stage < count; ++stage) {
+      Begin(ring->rows(), first);
+      WaitForProducts<1>();
+      if (stage > 0) Ring::Leave(before);
+      Load(ring->panels() + (weights_at + 2 * kStepPanelBytes), second);
+      Begin(ring->rows() + 2 * kStepBytes, second);
+      WaitForProducts<1>();
+      before = ring->full();
+      ring->Next();
+      if (stage + 1 == count) break;
+      ring->WaitUntilFull();
+      Load(ring->panels() + weights_at, first);
+    }
+    WaitForProducts<0>();
+    Settle(&all_[0][0], kWideTiles * 4);
+    Ring::Leave(before);
+  }
+
+  __device__ const Sum (&tile(int index) const)[4] { return all_[index]; }
+
+ private:
+  __device__ __forceinline__ static void Load(SharedPtr<std::byte> from,
+                                              uint32_t (&weights)[2][4]) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const uint4 four = LoadWeights(from + step * kStepPanelBytes);
+      weights[step][0] = four.x;
+      weights[step][1] = four.y;
+      weights[step][2] = four.z;
+      weights[step][3] = four.w;
+    }
+    Settle(&weights[0][0], 8);
+  }
+  __device__ __forceinline__ void Begin(SharedPtr<std::byte> rows,
+                                        const uint32_t (&weights)[2][4]) {
+    FenceProducts();
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      Multiply(&all_[0][0], weights[step], SwizzledMatrix(rows + step * kStepBytes));
+    }
+    CommitProducts();
+  }
+
+  Sum all_[kWideTiles][4];
+};
+
+// Sums of segments on their way to one. Those that are kept are the left ones of SegmentTree's
+// pairs, a level each: [block, level, tile, thread]. No segment is empty.
+class SegmentSums {
+ public:
+  __device__ explicit SegmentSums(float4* all)
+      : kept_(all + int64_t{blockIdx.x} * (kKeptLevels * kLevelSums) + threadIdx.x) {}
+
+  // `sums` are the segment's; behind the last one they are those of all.
+  __device__ __forceinline__ void Add(int segment, float (&sums)[kWideTiles][4]) const {
+    float4* at = kept_;
+#pragma unroll 1
+    for (int left = segment; left % 2 == 1; left /= 2, at += kLevelSums) AddTo(at, sums);
+    if (segment + 1 == kNumLinearSegments) return;
+#pragma unroll
+    for (int tile = 0; tile < kWideTiles; ++tile) {
+      at[tile * kMultiplyThreads] =
+          make_float4(sums[tile][0], sums[tile][1], sums[tile][2], sums[tile][3]);
+    }
+  }
+
+ private:
+  static constexpr int kLevelSums = kWideTiles * kMultiplyThreads;
+
+  __device__ __forceinline__ static void AddTo(const float4* left, float (&sums)[kWideTiles][4]) {
+#pragma unroll
+    for (int first = 0; first < kWideTiles; first += kTilesAtOnce) {
+#pragma unroll
+      for (int tile = first; tile < first + kTilesAtOnce; ++tile) {
+        const float4 four = left[tile * kMultiplyThreads];
+        sums[tile][0] = four.x + sums[tile][0];
+        sums[tile][1] = four.y + sums[tile][1];
+        sums[tile][2] = four.z + sums[tile][2];
+        sums[tile][3] = four.w + sums[tile][3];
+      }
+      Settle(&sums[first][0], kTilesAtOnce * 4);
+    }
+  }
+
+  float4* const kept_;  // this thread's
+};
+
+// What multiplies: warp w has the w-th panel of the block's tiles, or the last one there is.
+template <typename Product>
+__device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring ring) {
+  const PackedLinear& layer = launch.layer;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int num_segments = layer.segmented ? kNumLinearSegments : 1;
+  const SharedPtr<float> staged =
+      SharedCast<float>(SharedMemory() + kStagedAt) + warp * kStagedNumbers;
+  SegmentSums segments(launch.segment_sums);
+  ForEachTile(launch, [&](const Pass& pass) {
+    const int panel = Least(warp, pass.num_panels - 1);
+    const int weights_at = panel * kBlockPanelBytes + lane * kChunkBytes;
+#pragma unroll 1
+    for (int segment = 0; segment < num_segments; ++segment) {
+      const BlockRange blocks = BlocksOf(layer, segment);
+      WideSums<Product> products;
+      products.SumStages(&ring, weights_at, blocks.end - blocks.begin);
+      float sums[kWideTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kWideTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sums[tile][i] = static_cast<float>(products.tile(tile)[i]);
+          if constexpr (Product::kScaled) {
+            const int row = tile * kProductRows + lane % 4 * 2 + i % 2;
+            if (row < pass.num_rows) {
+              sums[tile][i] = sums[tile][i] * ScaleOf(launch, pass.first_row + row, segment);
+            }
+          }
+        }
+        if (tile % kTilesAtOnce == kTilesAtOnce - 1) {
+          Settle(&sums[tile + 1 - kTilesAtOnce][0], kTilesAtOnce * 4);
+        }
+      }
+      if (layer.segmented) segments.Add(segment, sums);
+      if (segment + 1 < num_segments || panel < warp) continue;
+#pragma unroll
+      for (int first = 0; first < kWideTiles; first += kStagedTiles) {
+        __syncwarp();  // All have read what was there.
+#pragma unroll
+        for (int tile = 0; tile < kStagedTiles; ++tile) {
+          StageProduct<kPanelOutputs>(staged, 0, tile, sums[first + tile]);
+        }
+        __syncwarp();
+        StoreStaged<Product, kPanelOutputs, kStagedRows, /*kScalesRows=*/false>(
+            launch, staged, pass.first_row + first * kProductRows,
+            int64_t{pass.first_panel + panel} * kPanelOutputs);
+      }
+    }
+  });
+}
+
+template <typename Product>
+__global__ void TANDEM_THREADS(kWideThreads, 1) WgmmaRowsKernel(TensorLaunch launch) {
+  if (!HasWarpgroupProducts()) return BeginLaunch();
+  const RingShape shape = {.panels = kWidePanels, .rows = kWideRows, .stages = kWideStages};
+  Ring ring(shape, kRingAt);
+  ring.Init(kCopyWarps * (WarpCopyArrivals() + 1));
+  BeginLaunch();
+  if (threadIdx.x < kMultiplyThreads) {
+    RaiseRegisters<kMultiplyRegisters>();
+    MultiplyTiles<Product>(launch, ring);
+  } else {
+    LowerRegisters<kCopyRegisters>();
+    CopyTiles<Product>(launch, ring);
+  }
+}
+
+int64_t NumRowTiles(int64_t num_rows) { return CeilDiv<int64_t>(num_rows, kWideRows); }
+
+int64_t NumWideBlocks(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits) {
+  return std::min<int64_t>(limits.num_processors, NumOutputTiles(layer) * NumRowTiles(num_rows));
+}
+
+}  // namespace
+
+size_t WgmmaSumsBytes(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits) {
+  return static_cast<size_t>(NumWideBlocks(layer, num_rows, limits)) * kKeptBytes;
+}
+
+cudaError_t LaunchWgmmaRows(const ProcessorLimits& limits, cudaStream_t stream,
+                            TensorLaunch* to_fill) {
+  TensorLaunch& launch = *to_fill;
+  launch.row_chunks = static_cast<int>(NumRowTiles(launch.num_rows));
+  const auto kernel = launch.layer.weight_type == WeightType::kInt8 ? WgmmaRowsKernel<Int8Product>
+                                                                    : WgmmaRowsKernel<Bf16Product>;
+  return Launch(kernel,
+                {.blocks = NumWideBlocks(launch.layer, launch.num_rows, limits),
+                 .threads = kWideThreads,
+                 .shared_bytes = kWideSharedBytes},
+                stream, launch);
+}
+
+}  // namespace tandem
