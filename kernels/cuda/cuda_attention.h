@@ -33,7 +33,7 @@ cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_p
 // The same on the tensor cores, with their bits, for the shapes that there are kernels for.
 bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype,
                         const ProcessorLimits& limits);
-size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args);
+size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args, const ProcessorLimits& limits);
 cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
                                   const ProcessorLimits& limits, cudaStream_t stream);
 size_t TensorPrefillSharedBytes(const KvTileShape& shape);

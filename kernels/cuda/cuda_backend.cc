@@ -216,7 +216,7 @@ class CudaBackend final : public Backend {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
     if (OnTensorCores(args.kv.shape, args.compute_dtype)) {
       TANDEM_ASSIGN_OR_RETURN(void* const scratch,
-                              ScratchOf(TensorDecodeScratchBytes(OnHost(args))));
+                              ScratchOf(TensorDecodeScratchBytes(OnHost(args), limits_)));
       return Enqueued(TensorDecodeAttention(OnHost(args), scratch, limits_, stream_->get()));
     }
     TANDEM_ASSIGN_OR_RETURN(void* const scratch, ScratchOf(CudaDecodeScratchBytes(

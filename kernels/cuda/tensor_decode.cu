@@ -5,85 +5,20 @@
 //                  ring of its own in shared memory.
 //   few            A block has one. Its warps share out tiles to score, and then dimensions to add:
 //                  the bits are the same, as no sum is cut.
+//   fewer          Many blocks have one, which share it out alike (tensor_spread_decode.cu).
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "kernels/cuda/cuda_attention.h"
-#include "kernels/cuda/tensor_tiles.h"
+#include "kernels/cuda/tensor_segments.h"
 #include "runtime/base/math.h"
 
 namespace tandem {
 namespace {
 
-constexpr int kWarp = 32;
-
-// A segment of a sequence.
-struct DecodeRange {
-  int first_visible;
-  int begin;   // of a tile
-  int end;     // perhaps not after begin
-  bool whole;  // There is no other.
-};
-__device__ __forceinline__ DecodeRange RangeOf(const AttentionProblem& problem, const RowJob& job,
-                                               int split) {
-  const int visible = job.num_cached + 1;
-  const auto first_visible = static_cast<int>(FirstVisible(visible, problem.window));
-  const SeenSegments seen = SegmentsSeen(problem, visible);
-  const int segment_begin = (seen.first + split) * kAttentionSegmentTokens;
-  const int first_tile = first_visible / kAttentionTileTokens * kAttentionTileTokens;
-  return {.first_visible = first_visible,
-          .begin = first_tile > segment_begin ? first_tile : segment_begin,
-          .end = Least(segment_begin + kAttentionSegmentTokens, visible),
-          .whole = seen.count == 1};
-}
-__device__ __forceinline__ int NumTiles(const DecodeRange& range) {
-  return (range.end - range.begin + kAttentionTileTokens - 1) / kAttentionTileTokens;
-}
-
-// The sub-tiles of a segment: each lane of a warp knows where two of them are.
-template <typename Kv>
-class SegmentTiles {
- public:
-  __device__ __forceinline__ SegmentTiles(const AttentionProblem& problem, const RowJob& job,
-                                          const DecodeRange& range)
-      : range_(range), problem_(problem) {
-    static_assert(kAttentionSegmentTokens / kKvSubTileTokens == 2 * kWarp);
-    const int32_t* const table = problem.block_table + job.sequence * problem.max_blocks;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int sub = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
-      keys_[i] = problem.kv.base;
-      if (!Sees(sub)) continue;
-      const SubTiles at(problem, job, range.begin + sub * kKvSubTileTokens);
-      keys_[i] = at.In<Kv>(table[at.index()]);
-    }
-  }
-
-  // A sub-tile, if any row sees some of it.
-  struct Source {
-    const std::byte* keys;
-    const std::byte* values;
-    bool there;
-  };
-  // By the whole warp: the sub-th of the segment.
-  __device__ __forceinline__ Source At(int sub) const {
-    const auto known = reinterpret_cast<uintptr_t>(sub < kWarp ? keys_[0] : keys_[1]);
-    const auto* const keys = reinterpret_cast<const std::byte*>(
-        __shfl_sync(0xFFFFFFFFu, static_cast<unsigned long long>(known), sub % kWarp));
-    return {keys, keys + ToValues(problem_.kv), Sees(sub)};
-  }
-
- private:
-  __device__ __forceinline__ bool Sees(int sub) const {
-    return SeesSubTile(range_.begin + sub * kKvSubTileTokens, range_.first_visible, range_.end);
-  }
-
-  const DecodeRange range_;
-  const AttentionProblem& problem_;
-  const std::byte* keys_[2];
-};
+constexpr int kWarp = kWarpLanes;
 
 // A ring of a warp's own in shared memory, of units that copy(unit, to) brings, if there are so
 // many.
@@ -203,14 +138,12 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
 constexpr int kWideBlocks = 2;  // of a processor
 constexpr int kWideMost = 4;    // segments of a processor; of more, warps have one each.
 constexpr int kWideWarps = 8;
-constexpr int kWideRingBytes = 8 * 1024;  // of a warp
-constexpr int kWideTiles = kAttentionSegmentTokens / kAttentionTileTokens;
-constexpr int kOwnTiles = kWideTiles / kWideWarps;  // that a warp scores
+constexpr int kWideRingBytes = 8 * 1024;               // of a warp
+constexpr int kOwnTiles = kSegmentTiles / kWideWarps;  // that a warp scores
 
-// Memory of a block: a ring a warp, queries and the weights of all tiles as lanes have them, of
-// each tile the rows' largest scores and sums of weights, and where tokens have scales those of V.
+// Memory of a block: a ring a warp, queries as lanes have them, and what becomes of all tiles.
 template <typename Kind>
-struct WideShared {
+struct WideShared : SegmentWeights<Kind> {
   using Tile = TensorScores<Kind>::Tile;
   static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
   static constexpr int kUnitTiles = 2;  // of V
@@ -219,25 +152,16 @@ struct WideShared {
   static constexpr int kUnitBytes = Tile::kRingBytes > kUnitTiles* kSliceTileBytes
                                         ? Tile::kRingBytes
                                         : kUnitTiles* kSliceTileBytes;
-  static constexpr int kTileScales = Kind::Kv::kHasTokenScales ? kAttentionTileTokens : 0;
   static constexpr size_t kBytes =
-      size_t{kWideWarps} * (kWideRingBytes + kWarp * sizeof(uint4)) +
-      kWideTiles * (kSubTiles * kWarp * sizeof(uint4) + 2 * kTensorRows * sizeof(float) +
-                    kTileScales * sizeof(float));
+      size_t{kWideWarps} * (kWideRingBytes + kWarp * sizeof(uint4)) + SegmentWeights<Kind>::kBytes;
   static_assert(Kind::kHeadDim <= kWideWarps * 16);
   __device__ static bool HasSlice(int warp) { return warp < Kind::kHeadDim / 16; }
 
   SharedPtr<uint4> queries;  // [step, lane]
-  SharedPtr<uint4> weights;  // [tile, sub-tile, lane]
-  SharedPtr<float> largest;  // [tile, row]
-  SharedPtr<float> sums;     // [tile, row]
-  SharedPtr<float> scales;   // [tile, token]
   __device__ WideShared()
-      : queries(SharedCast<uint4>(SharedMemory() + kWideWarps * kWideRingBytes)),
-        weights(queries + kWideWarps * kWarp),
-        largest(SharedCast<float>(weights + kWideTiles * kSubTiles * kWarp)),
-        sums(largest + kWideTiles * kTensorRows),
-        scales(sums + kWideTiles * kTensorRows) {}
+      : SegmentWeights<Kind>(SharedMemory() +
+                             kWideWarps * (kWideRingBytes + kWarp * int{sizeof(uint4)})),
+        queries(SharedCast<uint4>(SharedMemory() + kWideWarps * kWideRingBytes)) {}
 };
 
 // What comes through a warp's ring: sub-tiles of K of its own tiles, then its slice of V of all.
@@ -254,13 +178,7 @@ class WideUnits {
       const auto source = tiles_.At(sub);
       CopySubTile<Tile, kWarp>(source.keys, source.there, /*is_value=*/false, threadIdx.x % kWarp,
                                to);
-      if constexpr (Kind::Kv::kHasTokenScales) {  // Weights are multiplied with those of V.
-        const int byte = static_cast<int>(threadIdx.x) % kWarp * 16;
-        if (byte < Kind::Kv::kScaleBytes) {
-          CopyAsync16(SharedCast<std::byte>(Shared().scales + sub * kKvSubTileTokens) + byte,
-                      source.values + Kind::Kv::NumberBytes(Kind::kHeadDim) + byte, source.there);
-        }
-      }
+      Shared().CopyValueScales(sub, source.values, source.there);
       return;
     }
     if (!Shared::HasSlice(warp_)) return;
@@ -302,7 +220,6 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
     WideDecodeKernel(DecodeLaunch launch) {
   LetNextLaunchBegin();
   using Scores = TensorScores<Kind>;
-  using Tile = Scores::Tile;
   constexpr int kRowsOfLane = Scores::kRowsOfLane;
   constexpr int kUnitTiles = WideShared<Kind>::kUnitTiles;
   const int warp = threadIdx.x / kWarp;
@@ -326,8 +243,8 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
   __syncthreads();
   // The first tile's scores are where both tiles' weights will be.
   static_assert(kOwnTiles == 2 && Scores::kParked == kOwnTiles * Scores::kSubTiles);
-  const SharedPtr<uint4> own_weights = shared.weights + warp * Scores::kParked * kWarp + lane;
-  const SharedPtr<float4> parked = SharedCast<float4>(own_weights);
+  const SharedPtr<float4> parked =
+      SharedCast<float4>(shared.weights + warp * Scores::kParked * kWarp + lane);
 #pragma unroll 1
   for (int own = 0; own < kOwnTiles; ++own) {
     const int tile = warp * kOwnTiles + own;
@@ -360,72 +277,26 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
   now.Unpark(parked);
 #pragma unroll 1
   for (int own = 0; own < kOwnTiles; ++own) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const int at = (warp * kOwnTiles + own) * kTensorRows + Scores::RowOf(i);
-      Raise(shared.largest[at], &max[i]);
-      const float sum = now.Weigh(i, max[i]);
-      if (lane % 4 == 0) shared.sums[at] = sum;
-    }
-#pragma unroll
-    for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-      const int at = ((warp * kOwnTiles + own) * Scores::kSubTiles + sub) * kKvSubTileTokens;
-      uint32_t weights[4];
-      now.GetWeights(sub, shared.scales + at, weights);
-      own_weights[(own * Scores::kSubTiles + sub) * kWarp] =
-          make_uint4(weights[0], weights[1], weights[2], weights[3]);
-    }
+    shared.Weigh(warp * kOwnTiles + own, &now, &max);
     now.CopyScores(scores);
   }
   __syncthreads();
   if (!WideShared<Kind>::HasSlice(warp)) return;
 
-  float sum[kRowsOfLane] = {};
-  float out[2][4] = {};
-#pragma unroll
-  for (int i = 0; i < kRowsOfLane; ++i) max[i] = -__builtin_inff();
+  SliceSums<Kind> sums;
 #pragma unroll 1
   for (int unit = 0; unit * kUnitTiles * kAttentionTileTokens < range.end - range.begin; ++unit) {
     const SharedPtr<std::byte> v = ring.Take();
 #pragma unroll
     for (int of_unit = 0; of_unit < kUnitTiles; ++of_unit) {
       const int tile = unit * kUnitTiles + of_unit;
-      const int position = range.begin + tile * kAttentionTileTokens;
-      if (position >= range.end) break;
-#pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i) {
-        const int at = tile * kTensorRows + Scores::RowOf(i);
-        const float rescale = Raise(shared.largest[at], &max[i]);
-        sum[i] = sum[i] * rescale + shared.sums[at];
-        Rescale(out, i, rescale);
-      }
-#pragma unroll
-      for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-        const uint4 four = shared.weights[(tile * Scores::kSubTiles + sub) * kWarp + lane];
-        const uint32_t weights[4] = {four.x, four.y, four.z, four.w};
-        const KeptPairs kept(range.end - position - sub * kKvSubTileTokens);
-        const SharedPtr<std::byte> slice =
-            v + of_unit * WideShared<Kind>::kSliceTileBytes + sub * Tile::kSliceBytes;
-        AddProducts<typename Kind::Kv>(out, weights, Tile::SliceValues(slice), kept);
-      }
+      const int left = range.end - range.begin - tile * kAttentionTileTokens;
+      if (left <= 0) break;
+      sums.AddTile(shared, tile, left, v + of_unit * WideShared<Kind>::kSliceTileBytes);
     }
     ring.Leave(units);
   }
-
-  const int64_t part = launch.PartOf(index, split);
-#pragma unroll
-  for (int i = 0; i < kRowsOfLane; ++i) {
-    const int row = Scores::RowOf(i);
-    if (!scores.Has(row)) continue;
-    const int dim = DimOf(warp);
-    const float4 four = RunOf(out, i);
-    if (range.whole) {
-      StoreRun(problem, scores.ElementOf(row) + dim, four, sum[i]);
-    } else {
-      *reinterpret_cast<float4*>(launch.accumulators + (part + row) * Kind::kHeadDim + dim) = four;
-    }
-    if (!range.whole && warp == 0 && lane % 4 == 0) launch.partials[part + row] = {max[i], sum[i]};
-  }
+  sums.Store(launch, scores, launch.PartOf(index, split), warp, range.whole);
 }
 
 // ---- parts ----
@@ -440,20 +311,38 @@ struct PowerMerge {
   }
 };
 
+// A segment that is one block's leaves most processors without work where there are few: so many
+// processors and more share one out, by a launch more.
+constexpr int kSpreadOver = 4;
+
 struct DecodePlan {
   int row_chunks;
   int chunk_rows;
   int64_t jobs;
   int64_t splits;
+  bool is_spread;
+
+  int64_t segments() const { return jobs * splits; }
+  int64_t parts() const { return segments() * chunk_rows; }
+  // Memory for what is to be merged.
+  size_t part_bytes(int head_dim) const {
+    if (splits == 1) return 0;
+    return RoundUp<size_t>(static_cast<size_t>(parts()) *
+                               (sizeof(RowPartial) + sizeof(float) * static_cast<size_t>(head_dim)),
+                           sizeof(float4));
+  }
 };
-DecodePlan PlanDecode(const HostDecodeAttentionArgs& args) {
+DecodePlan PlanDecode(const HostDecodeAttentionArgs& args, const ProcessorLimits& limits) {
   const int group = args.num_heads / args.kv.num_kv_heads;
   const int row_chunks = CeilDiv(group, kTensorRows);
-  return {row_chunks, std::min(group, kTensorRows),
-          args.num_sequences * args.kv.num_kv_heads * row_chunks, MostSegments(args)};
+  DecodePlan plan{.row_chunks = row_chunks,
+                  .chunk_rows = std::min(group, kTensorRows),
+                  .jobs = args.num_sequences * args.kv.num_kv_heads * row_chunks,
+                  .splits = MostSegments(args),
+                  .is_spread = false};
+  plan.is_spread = plan.segments() * kSpreadOver <= limits.num_processors;
+  return plan;
 }
-
-int64_t NumParts(const DecodePlan& plan) { return plan.jobs * plan.splits * plan.chunk_rows; }
 
 }  // namespace
 
@@ -463,35 +352,36 @@ bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype,
   const bool has_kernels = compute_dtype == DType::kBF16 && shape.type != KvType::kF32 &&
                            (head_dim == 64 || head_dim == 96 || head_dim == 128);
   const auto shared_bytes = [&]<typename Kv>() {  // Decode has the same for all heads.
-    return std::max(TensorPrefillSharedBytes(shape),
-                    WideShared<RowKind<Kv, 128, true, false>>::kBytes);
+    return std::max({TensorPrefillSharedBytes(shape), SpreadDecodeSharedBytes(shape),
+                     WideShared<RowKind<Kv, 128, true, false>>::kBytes});
   };
   return has_kernels && ByTensorKv(shape.type, shared_bytes) <= limits.max_shared_bytes;
 }
 
-size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args) {
-  const DecodePlan plan = PlanDecode(args);
-  if (plan.splits == 1) return 0;
-  return static_cast<size_t>(NumParts(plan)) *
-         (sizeof(RowPartial) + sizeof(float) * args.kv.shape.head_dim);
+size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args,
+                                const ProcessorLimits& limits) {
+  const DecodePlan plan = PlanDecode(args, limits);
+  return plan.part_bytes(args.kv.shape.head_dim) +
+         (plan.is_spread ? SpreadDecodeScratchBytes(plan.segments()) : 0);
 }
 
 cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
                                   const ProcessorLimits& limits, cudaStream_t stream) {
-  const DecodePlan plan = PlanDecode(args);
+  const DecodePlan plan = PlanDecode(args, limits);
+  const int head_dim = args.kv.shape.head_dim;
   auto* const accumulators = static_cast<float*>(scratch);
-  const DecodeLaunch launch{.problem = ProblemOf(args),
-                            .num_tokens = args.num_tokens,
-                            .num_sequences = args.num_sequences,
-                            .row_chunks = plan.row_chunks,
-                            .chunk_rows = plan.chunk_rows,
-                            .splits = plan.splits,
-                            .partials = reinterpret_cast<RowPartial*>(
-                                accumulators + NumParts(plan) * args.kv.shape.head_dim),
-                            .accumulators = accumulators};
-  const int64_t segments = plan.jobs * plan.splits;
+  const DecodeLaunch launch{
+      .problem = ProblemOf(args),
+      .num_tokens = args.num_tokens,
+      .num_sequences = args.num_sequences,
+      .row_chunks = plan.row_chunks,
+      .chunk_rows = plan.chunk_rows,
+      .splits = plan.splits,
+      .partials = reinterpret_cast<RowPartial*>(accumulators + plan.parts() * head_dim),
+      .accumulators = accumulators};
+  const int64_t segments = plan.segments();
   const bool wide = segments <= int64_t{kWideMost} * limits.num_processors;
-  const cudaError_t error = ByKind</*kOneToken=*/true>(args, [&]<typename Kind>() {
+  const auto launch_whole = [&]<typename Kind>() {
     return wide ? Launch(WideDecodeKernel<Kind>,
                          {.blocks = segments,
                           .threads = kWideWarps * kWarp,
@@ -502,7 +392,13 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
                           .threads = kDecodeWarps * kWarp,
                           .shared_bytes = size_t{kDecodeWarps} * kDecodeRingBytes},
                          stream, launch);
-  });
+  };
+  const cudaError_t error =
+      plan.is_spread
+          ? LaunchSpreadDecode(args, launch,
+                               static_cast<std::byte*>(scratch) + plan.part_bytes(head_dim), limits,
+                               stream)
+          : ByKind</*kOneToken=*/true>(args, launch_whole);
   if (error != cudaSuccess) return error;
   return MergeSplits<DType::kBF16, PowerMerge>(launch, plan.jobs, stream);
 }

@@ -63,9 +63,9 @@ struct RowKind {
   static constexpr bool kCapped = kHasCap;        // AttentionProblem::score_cap is not 0.
 };
 
-// Scores of rows with the keys of a tile, and the weights they become. Row i is row first_row + i
-// of the job.
-template <typename Kind>
+// Scores of rows with the keys of a tile, or of so many sub-tiles, and the weights they become. Row
+// i is row first_row + i of the job.
+template <typename Kind, int kNumSubTiles = kAttentionTileTokens / kKvSubTileTokens>
 class TensorScores {
  public:
   static constexpr int kHeadDim = Kind::kHeadDim;
@@ -73,7 +73,7 @@ class TensorScores {
   using Tile = TensorKv<Kv, kHeadDim>;
   static_assert(kHeadDim % 32 == 0);
   static constexpr int kSteps = kHeadDim / 16;
-  static constexpr int kSubTiles = kAttentionTileTokens / kKvSubTileTokens;
+  static constexpr int kSubTiles = kNumSubTiles;
   static constexpr int kRowsOfLane = 2;
 
   __device__ TensorScores(const AttentionProblem& problem, const RowJob& job, int first_row)
@@ -177,6 +177,19 @@ class TensorScores {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores_[n][i] = from.scores_[n][i];
     }
+  }
+
+  // The lane's of its i-th row with sub-tile `sub`: four positions in a row.
+  __device__ float4 FourOf(int sub, int i) const {
+    const float(&even)[4] = scores_[sub * 2];
+    const float(&odd)[4] = scores_[sub * 2 + 1];
+    return make_float4(even[i * 2], odd[i * 2], even[i * 2 + 1], odd[i * 2 + 1]);
+  }
+  __device__ void SetFour(int sub, int i, const float4& four) {
+    scores_[sub * 2][i * 2] = four.x;
+    scores_[sub * 2 + 1][i * 2] = four.y;
+    scores_[sub * 2][i * 2 + 1] = four.z;
+    scores_[sub * 2 + 1][i * 2 + 1] = four.w;
   }
 
   // From scores of the lane's i-th row to weights, relative to `max`; their sum. Where all scores

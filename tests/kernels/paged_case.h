@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/kernel_test_support.h"
@@ -92,10 +93,23 @@ class PagedCase {
     return fork;
   }
 
+  // What a step's attention takes, its K and V being written.
+  struct Written {
+    std::vector<std::byte> query;
+    std::vector<int32_t> table, query_start, num_cached, num_tokens;
+    int64_t max_blocks;
+  };
+
   // One step: the next counts[i] tokens of sequences ids[i], by prefill attention (or by decode
   // attention, all counts 1). Returns [Σ counts, H, D].
   std::vector<std::byte> Step(const std::vector<int>& ids, const std::vector<int64_t>& counts,
                               bool decode) {
+    return Attend(device_, Write(device_, ids, counts), decode);
+  }
+
+  // The parts of a step, each on some device that has such tiles in the memory of this one's.
+  Written Write(TestDevice* device, const std::vector<int>& ids,
+                const std::vector<int64_t>& counts) {
     const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
     const int64_t stride = int64_t{shape_.num_heads + 2 * shape_.num_kv_heads} * shape_.head_dim;
     std::vector<float> qkv;
@@ -123,16 +137,16 @@ class PagedCase {
     }
     const int64_t half = shape_.head_dim / 2;
     std::vector<float> cos(total * half), sin(total * half);
-    Ok(device_->RotaryTable({.positions = positions.data(),
-                             .inv_freq = inv_freq_.data(),
-                             .cos = cos.data(),
-                             .sin = sin.data(),
-                             .num_tokens = total,
-                             .head_dim = shape_.head_dim}));
+    Ok(device->RotaryTable({.positions = positions.data(),
+                            .inv_freq = inv_freq_.data(),
+                            .cos = cos.data(),
+                            .sin = sin.data(),
+                            .num_tokens = total,
+                            .head_dim = shape_.head_dim}));
     const size_t bytes = total * row_elements() * SizeOf(shape_.dtype);
     // Sequences whose runs are all empty still want pointers.
-    std::vector<std::byte> query(bytes + 1), output(bytes + 1);
-    Ok(device_->RotaryKvWrite(
+    std::vector<std::byte> query(bytes + 1);
+    Ok(device->RotaryKvWrite(
         {.query = qkv.data(),
          .key = qkv.data() + row_elements(),
          .value = qkv.data() + row_elements() + int64_t{shape_.num_kv_heads} * shape_.head_dim,
@@ -149,34 +163,40 @@ class PagedCase {
          .num_heads = shape_.num_heads,
          .compute_dtype = shape_.dtype}));
     last_query_.assign(query.begin(), query.end() - 1);
+    return {std::move(query),      std::move(table),      std::move(query_start),
+            std::move(num_cached), std::move(num_tokens), max_blocks};
+  }
+  std::vector<std::byte> Attend(TestDevice* device, const Written& written, bool decode) const {
+    const auto num_sequences = static_cast<int64_t>(written.num_tokens.size());
+    std::vector<std::byte> output(written.query.size());
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     if (decode) {
-      Ok(device_->DecodeAttention({.query = query.data(),
+      Ok(device->DecodeAttention({.query = written.query.data(),
+                                  .kv = view_,
+                                  .block_table = written.table.data(),
+                                  .num_tokens = written.num_tokens.data(),
+                                  .output = output.data(),
+                                  .num_sequences = num_sequences,
+                                  .max_blocks = written.max_blocks,
+                                  .num_heads = shape_.num_heads,
+                                  .compute_dtype = shape_.dtype,
+                                  .softmax_scale = scale,
+                                  .score_cap = shape_.score_cap,
+                                  .window = shape_.window}));
+    } else {
+      Ok(device->PrefillAttention({.query = written.query.data(),
                                    .kv = view_,
-                                   .block_table = table.data(),
-                                   .num_tokens = num_tokens.data(),
+                                   .block_table = written.table.data(),
+                                   .query_start = written.query_start.data(),
+                                   .num_cached = written.num_cached.data(),
                                    .output = output.data(),
-                                   .num_sequences = static_cast<int64_t>(ids.size()),
-                                   .max_blocks = max_blocks,
+                                   .num_sequences = num_sequences,
+                                   .max_blocks = written.max_blocks,
                                    .num_heads = shape_.num_heads,
                                    .compute_dtype = shape_.dtype,
                                    .softmax_scale = scale,
                                    .score_cap = shape_.score_cap,
                                    .window = shape_.window}));
-    } else {
-      Ok(device_->PrefillAttention({.query = query.data(),
-                                    .kv = view_,
-                                    .block_table = table.data(),
-                                    .query_start = query_start.data(),
-                                    .num_cached = num_cached.data(),
-                                    .output = output.data(),
-                                    .num_sequences = static_cast<int64_t>(ids.size()),
-                                    .max_blocks = max_blocks,
-                                    .num_heads = shape_.num_heads,
-                                    .compute_dtype = shape_.dtype,
-                                    .softmax_scale = scale,
-                                    .score_cap = shape_.score_cap,
-                                    .window = shape_.window}));
     }
     output.pop_back();
     return output;

@@ -52,6 +52,9 @@ void LeaveOut(const Site& site = {});
 // Products of four warps sum a warp's sixteen in two steps of eight each: a GPU on which they have
 // other bits. Not at first.
 void SumWarpgroupsByHalves(bool by_halves);
+// GPUs that backends find from now on have so many, 4 at first: by how much work there is for each
+// they choose kernels. Blocks run one after the other in any case.
+void SetNumProcessors(int count);
 // Whether the device's memory is closed to threads of a launch that have not waited for the launch
 // before (early_memory.h): what they touch is a fault then. So it is in a launch's first block, and
 // in some of the others. Not at first, as it takes time.

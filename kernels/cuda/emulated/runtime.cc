@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/cuda/emulated/early_memory.h"
+#include "kernels/cuda/emulated/settings.h"
 #include "kernels/fenced/fenced_stream.h"
 
 struct CUgraph_st {
@@ -228,11 +229,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   if (index >= static_cast<int>(seen.size())) {
     return seen.empty() ? cudaErrorNoDevice : cudaErrorInvalidDevice;
   }
+  tandem::emulated::Settings& settings = tandem::emulated::TheSettings();
+  const std::scoped_lock lock(settings.mutex);
   *properties = {.name = "emulated GPU",
                  .uuid = {},
                  .major = 9,
                  .minor = 0,
-                 .multiProcessorCount = 4,
+                 .multiProcessorCount = settings.num_processors,
                  .sharedMemPerBlockOptin = 227 * 1024};
   properties->uuid.bytes[15] = static_cast<char>(seen[static_cast<size_t>(index)]);
   return cudaSuccess;

@@ -46,6 +46,12 @@ void SumWarpgroupsByHalves(bool by_halves) {
   settings.warpgroups_sum_by_halves = by_halves;
 }
 
+void SetNumProcessors(int count) {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  settings.num_processors = count;
+}
+
 void LeaveOut(const Site& site) {
   Settings& settings = TheSettings();
   const std::scoped_lock lock(settings.mutex);
