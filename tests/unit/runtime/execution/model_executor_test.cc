@@ -458,6 +458,32 @@ TEST_P(ModelExecutorTest, UsesMemoryThatItIsGiven) {
   std::free(base);
 }
 
+// Whoever ends with a step under way has waited for it: its memory is others' then.
+TEST_P(ModelExecutorTest, WhatIsBegunIsOverWhenTheExecutorIsGone) {
+  const auto own = MakeHarness();
+  const size_t block_bytes = own->executor().block_bytes();
+  const size_t bytes = block_bytes * 16 * 2;
+  auto* const base = static_cast<std::byte*>(std::aligned_alloc(64, bytes));
+  const TestSequence prompt = own->NewSequence(Prompt(200), Greedy());
+  std::vector<BlockId> blocks;
+  for (BlockId block = 0; block < 16; ++block) blocks.push_back(block);
+  for (int i = 0; i < 20; ++i) {
+    auto executor = ModelExecutor::Create(
+        {.num_blocks = 32, .max_sequences = 1, .max_batched_tokens = 200, .max_model_tokens = 256},
+        &own->model(), &own->backend(), {base, bytes});
+    ASSERT_TRUE(executor.ok()) << executor.status();
+    std::fill_n(base, bytes, std::byte{0xFF});
+    const SequenceRun run{.token_ids = prompt.tokens, .block_table = blocks};
+    (*executor)->Begin({.runs = {&run, 1}});
+    executor->reset();
+    const std::byte* const last = base + 12 * block_bytes;
+    ASSERT_TRUE(std::any_of(last, last + block_bytes, [](std::byte x) {
+      return x != std::byte{0xFF};
+    })) << i;
+  }
+  std::free(base);
+}
+
 // Transports read it as soon as a step is done, whether somebody has waited for logits or not.
 TEST_P(ModelExecutorTest, BlocksAreWrittenWhenAStepIsDone) {
   const auto own = MakeHarness();
