@@ -144,7 +144,7 @@ class Backend {
     return absl::FailedPreconditionError("the KV pool is the host's");
   }
   // Whether operations run while the host goes on. False: they are over when their calls return.
-  virtual bool runs_beside_host() const { return false; }
+  virtual bool runs_beside_host() const = 0;
   // The memory that weights, pool and what is computed with lie in. Nothing: the host's.
   virtual absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const { return std::nullopt; }
   // `bytes` (64-byte aligned) as operations read them: themselves where that is possible, and then

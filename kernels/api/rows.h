@@ -35,11 +35,13 @@ struct EmbeddingArgsOf {
   }
 };
 using EmbeddingArgs = EmbeddingArgsOf<DevicePtr>;
+// How such an id and a place become each other.
+[[gnu::always_inline]] constexpr int32_t IdOfDrawn(int32_t place) { return -1 - place; }
 // The token of a row, of arguments where they can be read.
 template <typename Args>
 [[gnu::always_inline]] constexpr int64_t TokenOf(const Args& args, int64_t row) {
   const int32_t id = args.ids[row];
-  return id < 0 ? args.drawn[-1 - id] : id;
+  return id < 0 ? args.drawn[IdOfDrawn(id)] : id;
 }
 
 // output = input / sqrt(mean(input²) + epsilon) · weight.

@@ -367,7 +367,8 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products
     TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
                                       "trying the products of four warps"));
   }
-  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> checksum_stream, CudaStream::Create());
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> checksum_stream,
+                          CudaStream::Create(CudaStream::Kind::kUrgent));
   return std::make_unique<CudaBackend>(properties, products, has_warpgroup_products,
                                        std::move(stream), std::move(checksum_stream));
 }

@@ -8,7 +8,8 @@
 namespace tandem {
 
 absl::StatusOr<std::unique_ptr<CudaCopier>> CudaCopier::Create() {
-  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream,
+                          CudaStream::Create(CudaStream::Kind::kUrgent));
   return std::unique_ptr<CudaCopier>(new CudaCopier(std::move(stream)));
 }
 

@@ -1,14 +1,18 @@
 #include "kernels/cuda/cuda_stream.h"
 
+#include <limits>
+
 #include "kernels/cuda/cuda_memory.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
 
-absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(Kind kind) {
+  // CUDA takes the nearest that there is. The lowest number goes first, and 0 last.
+  const int priority = kind == Kind::kUrgent ? std::numeric_limits<int>::min() : 0;
   cudaStream_t stream = nullptr;
-  TANDEM_RETURN_IF_ERROR(
-      CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
+  TANDEM_RETURN_IF_ERROR(CudaStatus(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority), "creating a stream"));
   return std::unique_ptr<CudaStream>(new CudaStream(stream));
 }
 

@@ -18,7 +18,10 @@ namespace tandem {
 // Engine thread only.
 class CudaStream {
  public:
-  static absl::StatusOr<std::unique_ptr<CudaStream>> Create();
+  // Of steps; or urgent: what is enqueued goes first where a multiprocessor has room, as steps
+  // never end.
+  enum class Kind : uint8_t { kSteps, kUrgent };
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(Kind kind = Kind::kSteps);
   ~CudaStream();
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;

@@ -43,6 +43,19 @@ namespace tandem {
 
 __device__ __forceinline__ int Least(int a, int b) { return a < b ? a : b; }
 
+// Describes a matrix of a product of four warps (PTX ISA, "matrix descriptor"): its row n has
+// sixteen numbers of bf16 in a row, or 32 of 8 bits; those of eight rows are 128 bytes apart, eight
+// rows 1,024, and bits 4 to 6 of an address are turned over by bits 7 to 9 (the swizzle of 128
+// bytes). The first row's first number is up to 96 bytes behind an address that is 1,024-byte
+// aligned.
+__device__ __forceinline__ uint64_t SwizzledMatrix(SharedPtr<std::byte> from) {
+  constexpr uint64_t kUnusedLeading = 1;
+  constexpr uint64_t kStride = 1024 / 16;  // between eight rows
+  constexpr uint64_t kSwizzle128 = 1;
+  return (SharedAddress(from) / 16 & 0x3FFF) | kUnusedLeading << 16 | kStride << 32 |
+         kSwizzle128 << 62;
+}
+
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_CUDA_SIMT_H_

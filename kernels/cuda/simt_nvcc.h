@@ -29,7 +29,8 @@ __device__ __forceinline__ SharedPtr<std::byte> SharedMemory() {
   return reinterpret_cast<std::byte*>(tandem_shared_memory);
 }
 
-// The least and the most threads of a block that nvcc is to make room for.
+// The most threads of a block, and the least blocks of a multiprocessor, that nvcc is to make room
+// for.
 #define TANDEM_THREADS(threads, blocks_per_sm) __launch_bounds__(threads, blocks_per_sm)
 
 // As instructions take it.

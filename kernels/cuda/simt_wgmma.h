@@ -18,15 +18,16 @@ __device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return true; 
 __device__ __forceinline__ constexpr bool HasWarpgroupProducts() { return false; }
 #endif
 
-// By all of a warpgroup: its threads have so many registers from here on, a multiple of 8
-// (setmaxnreg), fewer than the block began with, or more, which are waited for until other
-// warpgroups have fewer.
+// By all of a warpgroup: its threads have so many registers from here on (setmaxnreg), fewer than
+// the block began with, or more, which are waited for until other warpgroups have fewer.
 template <int kRegisters>
 __device__ __forceinline__ void LowerRegisters() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
 __device__ __forceinline__ void RaiseRegisters() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
@@ -34,18 +35,6 @@ __device__ __forceinline__ void RaiseRegisters() {
 // be read by products; for those of other threads a barrier is behind this.
 __device__ __forceinline__ void FenceAsyncReads() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Describes a matrix whose row n has sixteen numbers of bf16 in a row, or 32 of 8 bits: those of
-// eight rows are 128 bytes apart, eight rows 1,024, and bits 4 to 6 of an address are turned over
-// by bits 7 to 9 (the swizzle of 128 bytes). The first row's first number is up to 96 bytes behind
-// an address that is 1,024-byte aligned.
-__device__ __forceinline__ uint64_t SwizzledMatrix(const std::byte* from) {
-  constexpr uint64_t kUnusedLeading = 1;
-  constexpr uint64_t kStride = 1024 / 16;  // between eight rows
-  constexpr uint64_t kSwizzle128 = 1;
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(from));
-  return (address / 16 & 0x3FFF) | kUnusedLeading << 16 | kStride << 32 | kSwizzle128 << 62;
 }
 
 // Numbers in registers are what they are here: nothing that makes or reads them is moved over this.

@@ -103,10 +103,10 @@ struct TensorLaunch {
   const float* bias;     // [N], or null
   void* output;          // [R, N]; of a gated layer [R, N / 2]
   int64_t num_rows;      // R
-  float4* segment_sums;  // As SegmentSumsAt has them; where there are segments
-  RingShape ring;
-  int row_chunks;   // of so many rows as the ring has
-  int pass_panels;  // that a block of few rows multiplies at once
+  float4* segment_sums;  // As SegmentSumsAt has them, or SegmentSums; where there are segments
+  RingShape ring;        // of few and many rows
+  int row_chunks;        // of so many rows as the ring has, or a block of warpgroups
+  int pass_panels;       // that a block of few rows multiplies at once
   // LinearArgs, and LinearSpec. Here nothing else moves (README.md).
   bool adds_to_output;
   bool gated;

@@ -91,6 +91,7 @@ __global__ void TANDEM_THREADS(kScoreWarps* kWarp, kScoreBlocks)
 template <typename Kind>
 struct SpreadShared : SegmentWeights<Kind> {
   static constexpr int kSlices = Kind::kHeadDim / 16;
+  static_assert(kSlices % kMostSlices == 0);  // No block lacks one.
   static constexpr int kSliceTileBytes = kSubTiles * TensorScores<Kind>::Tile::kSliceBytes;
   static constexpr size_t Bytes(int slices) {
     return SegmentWeights<Kind>::kBytes +
@@ -116,7 +117,7 @@ __device__ __forceinline__ void CopySlices(const SegmentTiles<typename Kind::Kv>
     if (Tile::kSlicePieces < kWarp && piece >= Tile::kSlicePieces) continue;
 #pragma unroll
     for (int i = 0; i < kMostSlices; ++i) {
-      if (i >= count || first + i >= SpreadShared<Kind>::kSlices) break;
+      if (i >= count) break;
       CopyAsync16(shared.SliceOfTile(i, tile) + sub * Tile::kSliceBytes + Tile::SlicePieceAt(piece),
                   source.values + Tile::SliceFrom(first + i, piece), source.there);
     }
@@ -196,7 +197,7 @@ __global__ void TANDEM_THREADS(kSliceWarps* kWarp, 1) SpreadValuesKernel(SpreadL
   __syncthreads();
 
   const int slice = first_slice + warp;
-  if (warp >= launch.slices || slice >= kSlices) return;
+  if (warp >= launch.slices) return;
   SliceSums<Kind> sums;
   // By two it takes 40 registers more, and has no room beside blocks that score.
 #pragma unroll 1

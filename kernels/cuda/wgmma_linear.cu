@@ -16,18 +16,19 @@ namespace {
 
 constexpr int kWideRows = 256;
 constexpr int kWidePanels = kWarps;  // one a warp
-constexpr int kWideTiles = kWideRows / kProductRows;
+constexpr int kWideEights = kWideRows / kProductRows;
 constexpr int kMultiplyThreads = kWarps * kWarp;
 constexpr int kCopyWarps = 4;
 constexpr int kCopyThreads = kCopyWarps * kWarp;
 constexpr int kCopyPanels = kWidePanels / kCopyWarps;
 constexpr int kWideThreads = kMultiplyThreads + kCopyThreads;
-// Registers of a thread that copies and of one that multiplies: of the 168 that all begin with, the
-// latter need more.
+// Registers of a thread that copies and of one that multiplies, who needs more than all begin with:
+// as many as there are for each.
 constexpr int kCopyRegisters = 56;
 constexpr int kMultiplyRegisters = 224;
+constexpr int kBegunRegisters = 65'536 / kWideThreads / 8 * 8;
 static_assert(kCopyThreads * kCopyRegisters + kMultiplyThreads * kMultiplyRegisters <=
-              kWideThreads * 168);
+              kWideThreads * kBegunRegisters);
 constexpr int kWideStages = 4;
 // A stage's rows are given to products once so many stages behind it are on their way. With more
 // nobody would go on: a stage is left only when products with the next one have begun.
@@ -42,19 +43,19 @@ constexpr int kStageBytes = kWidePanels * kBlockPanelBytes + kWideRows * kInputB
 constexpr int kRingAt = 1024;
 static_assert(kRingAt >= kBarrierBytes && kWidePanels * kBlockPanelBytes % 1024 == 0);
 // A warp's sums on their way out, some rows at a time.
-constexpr int kStagedTiles = 4;
-constexpr int kStagedRows = kStagedTiles * kProductRows;
+constexpr int kStagedEights = 4;
+constexpr int kStagedRows = kStagedEights * kProductRows;
 constexpr int kStagedNumbers = kStagedRows * kStagedRow<kPanelOutputs>;
 constexpr int kStagedAt = kRingAt + kWideStages * kStageBytes;
 constexpr size_t kWideSharedBytes = kStagedAt + sizeof(float) * kWarps * kStagedNumbers;
 
 // As many tiles' numbers as there are registers for are loaded at once.
-constexpr int kTilesAtOnce = 8;
+constexpr int kEightsAtOnce = 8;
 
 // Sums that wait: one a level of SegmentTree but the last.
 constexpr int kKeptLevels = 3;
 static_assert(1 << kKeptLevels == kNumLinearSegments);
-constexpr size_t kKeptBytes = sizeof(float4) * kKeptLevels * kWideTiles * kMultiplyThreads;
+constexpr size_t kKeptBytes = sizeof(float4) * kKeptLevels * kWideEights * kMultiplyThreads;
 
 __device__ __forceinline__ void Multiply(float* sums, const uint32_t (&weights)[4], uint64_t rows) {
   WarpgroupMma<kWideRows>(sums, weights, rows, true);
@@ -139,11 +140,11 @@ class WideSums {
   // nobody touches; a stage is left behind the first half of the next.
   __device__ __forceinline__ void SumStages(Ring* ring, int weights_at, int count) {
 #pragma unroll
-    for (int tile = 0; tile < kWideTiles; ++tile) {
+    for (int eight = 0; eight < kWideEights; ++eight) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) all_[tile][i] = Sum{0};
+      for (int i = 0; i < 4; ++i) all_[eight][i] = Sum{0};
     }
-    Settle(&all_[0][0], kWideTiles * 4);
+    Settle(&all_[0][0], kWideEights * 4);
     SharedPtr<uint64_t> before = ring->full();
     uint32_t first[2][4];
     uint32_t second[2][4];
@@ -164,11 +165,11 @@ class WideSums {
       Load(ring->panels() + weights_at, first);
     }
     WaitForProducts<0>();
-    Settle(&all_[0][0], kWideTiles * 4);
+    Settle(&all_[0][0], kWideEights * 4);
     Ring::Leave(before);
   }
 
-  __device__ const Sum (&tile(int index) const)[4] { return all_[index]; }
+  __device__ const Sum (&eight(int index) const)[4] { return all_[index]; }
 
  private:
   __device__ __forceinline__ static void Load(SharedPtr<std::byte> from,
@@ -193,44 +194,44 @@ class WideSums {
     CommitProducts();
   }
 
-  Sum all_[kWideTiles][4];
+  Sum all_[kWideEights][4];
 };
 
 // Sums of segments on their way to one. Those that are kept are the left ones of SegmentTree's
-// pairs, a level each: [block, level, tile, thread]. No segment is empty.
+// pairs, a level each: [block, level, eight rows, thread]. No segment is empty.
 class SegmentSums {
  public:
   __device__ explicit SegmentSums(float4* all)
       : kept_(all + int64_t{blockIdx.x} * (kKeptLevels * kLevelSums) + threadIdx.x) {}
 
   // `sums` are the segment's; behind the last one they are those of all.
-  __device__ __forceinline__ void Add(int segment, float (&sums)[kWideTiles][4]) const {
+  __device__ __forceinline__ void Add(int segment, float (&sums)[kWideEights][4]) const {
     float4* at = kept_;
 #pragma unroll 1
     for (int left = segment; left % 2 == 1; left /= 2, at += kLevelSums) AddTo(at, sums);
     if (segment + 1 == kNumLinearSegments) return;
 #pragma unroll
-    for (int tile = 0; tile < kWideTiles; ++tile) {
-      at[tile * kMultiplyThreads] =
-          make_float4(sums[tile][0], sums[tile][1], sums[tile][2], sums[tile][3]);
+    for (int eight = 0; eight < kWideEights; ++eight) {
+      at[eight * kMultiplyThreads] =
+          make_float4(sums[eight][0], sums[eight][1], sums[eight][2], sums[eight][3]);
     }
   }
 
  private:
-  static constexpr int kLevelSums = kWideTiles * kMultiplyThreads;
+  static constexpr int kLevelSums = kWideEights * kMultiplyThreads;
 
-  __device__ __forceinline__ static void AddTo(const float4* left, float (&sums)[kWideTiles][4]) {
+  __device__ __forceinline__ static void AddTo(const float4* left, float (&sums)[kWideEights][4]) {
 #pragma unroll
-    for (int first = 0; first < kWideTiles; first += kTilesAtOnce) {
+    for (int first = 0; first < kWideEights; first += kEightsAtOnce) {
 #pragma unroll
-      for (int tile = first; tile < first + kTilesAtOnce; ++tile) {
-        const float4 four = left[tile * kMultiplyThreads];
-        sums[tile][0] = four.x + sums[tile][0];
-        sums[tile][1] = four.y + sums[tile][1];
-        sums[tile][2] = four.z + sums[tile][2];
-        sums[tile][3] = four.w + sums[tile][3];
+      for (int eight = first; eight < first + kEightsAtOnce; ++eight) {
+        const float4 four = left[eight * kMultiplyThreads];
+        sums[eight][0] = four.x + sums[eight][0];
+        sums[eight][1] = four.y + sums[eight][1];
+        sums[eight][2] = four.z + sums[eight][2];
+        sums[eight][3] = four.w + sums[eight][3];
       }
-      Settle(&sums[first][0], kTilesAtOnce * 4);
+      Settle(&sums[first][0], kEightsAtOnce * 4);
     }
   }
 
@@ -255,31 +256,31 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
       const BlockRange blocks = BlocksOf(layer, segment);
       WideSums<Product> products;
       products.SumStages(&ring, weights_at, blocks.end - blocks.begin);
-      float sums[kWideTiles][4];
+      float sums[kWideEights][4];
 #pragma unroll
-      for (int tile = 0; tile < kWideTiles; ++tile) {
+      for (int eight = 0; eight < kWideEights; ++eight) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sums[tile][i] = static_cast<float>(products.tile(tile)[i]);
+          sums[eight][i] = static_cast<float>(products.eight(eight)[i]);
           if constexpr (Product::kScaled) {
-            const int row = tile * kProductRows + lane % 4 * 2 + i % 2;
+            const int row = eight * kProductRows + lane % 4 * 2 + i % 2;
             if (row < pass.num_rows) {
-              sums[tile][i] = sums[tile][i] * ScaleOf(launch, pass.first_row + row, segment);
+              sums[eight][i] = sums[eight][i] * ScaleOf(launch, pass.first_row + row, segment);
             }
           }
         }
-        if (tile % kTilesAtOnce == kTilesAtOnce - 1) {
-          Settle(&sums[tile + 1 - kTilesAtOnce][0], kTilesAtOnce * 4);
+        if (eight % kEightsAtOnce == kEightsAtOnce - 1) {
+          Settle(&sums[eight + 1 - kEightsAtOnce][0], kEightsAtOnce * 4);
         }
       }
       if (layer.segmented) segments.Add(segment, sums);
       if (segment + 1 < num_segments || panel < warp) continue;
 #pragma unroll
-      for (int first = 0; first < kWideTiles; first += kStagedTiles) {
+      for (int first = 0; first < kWideEights; first += kStagedEights) {
         __syncwarp();  // All have read what was there.
 #pragma unroll
-        for (int tile = 0; tile < kStagedTiles; ++tile) {
-          StageProduct<kPanelOutputs>(staged, 0, tile, sums[first + tile]);
+        for (int eight = 0; eight < kStagedEights; ++eight) {
+          StageProduct<kPanelOutputs>(staged, 0, eight, sums[first + eight]);
         }
         __syncwarp();
         StoreStaged<Product, kPanelOutputs, kStagedRows, /*kScalesRows=*/false>(

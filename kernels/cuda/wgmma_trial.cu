@@ -19,7 +19,8 @@ constexpr int kRowBytes = 128;
 constexpr int kStepBytes = 32;
 constexpr int kCases = 4;
 constexpr int kQueryColumns = 64;   // as products with K have them
-constexpr int kValueColumns = 128;  // and with V, the most
+constexpr int kNarrowColumns = 96;  // and with V of some heads
+constexpr int kValueColumns = 128;  // and of the widest
 constexpr int kRowColumns = 256;    // and linear layers' with rows
 
 struct TrialCounts {
@@ -140,6 +141,7 @@ cudaError_t CountTrials(TrialCounts* counts, TrialCounts* counted, cudaStream_t 
   cudaError_t error =
       cudaMemcpyAsync(counts, &kNone, sizeof(kNone), cudaMemcpyHostToDevice, stream);
   if (error == cudaSuccess) error = LaunchTrial<kQueryColumns>(launch, stream);
+  if (error == cudaSuccess) error = LaunchTrial<kNarrowColumns>(launch, stream);
   if (error == cudaSuccess) error = LaunchTrial<kValueColumns>(launch, stream);
   if (error == cudaSuccess) error = LaunchTrial<kRowColumns>(launch, stream);
   if (error == cudaSuccess) {
@@ -152,8 +154,8 @@ cudaError_t CountTrials(TrialCounts* counts, TrialCounts* counted, cudaStream_t 
 }  // namespace
 
 cudaError_t WarpgroupsSumAsWarps(cudaStream_t stream, bool* same) {
-  constexpr uint64_t kAll =
-      uint64_t{kCases} * kTrialThreads * (kQueryColumns + kValueColumns + kRowColumns) / 2;
+  constexpr uint64_t kAll = uint64_t{kCases} * kTrialThreads *
+                            (kQueryColumns + kNarrowColumns + kValueColumns + kRowColumns) / 2;
   void* counts = nullptr;
   if (const cudaError_t error = cudaMalloc(&counts, sizeof(TrialCounts)); error != cudaSuccess) {
     return error;

@@ -15,6 +15,7 @@ class HostBackend : public Backend {
   absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) override;
   absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const KvPoolMemory& memory) override;
   MemoryKind pool_kind() const override { return MemoryKind::kHost; }
+  bool runs_beside_host() const override { return false; }
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override;
 
   absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) override;

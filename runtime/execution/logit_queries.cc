@@ -27,7 +27,7 @@ void LogitQueries::Clear() {
 }
 
 void LogitQueries::Ask(size_t run, int32_t row, const SampleQuery& query) {
-  TANDEM_CHECK(results_.empty()) << "what was asked before is enqueued";
+  TANDEM_CHECK(!enqueued()) << "what was asked before is";
   TANDEM_CHECK(rows_.empty() || rows_.back() <= row) << row << " after " << rows_.back();
   queries_.push_back(query);
   rows_.push_back(row);

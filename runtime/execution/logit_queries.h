@@ -30,6 +30,7 @@ class LogitQueries {
   void AskKeeping(size_t run, int32_t row, SampleQuery query);
 
   size_t size() const { return queries_.size(); }
+  bool enqueued() const { return !results_.empty(); }
 
   // Their logits, of rows [begin, end), and their tokens, each to its place in `drawn` as well.
   absl::Status Enqueue(int32_t begin, int32_t end, int64_t vocabulary, Decoder* decoder,

@@ -92,11 +92,11 @@ void ModelExecutor::BeginDraws(int32_t run, std::span<const Draw> draws) {
   TANDEM_CHECK(steps_begun() == 1) << steps_begun() << " steps are begun";
   Step& step = StepAt(num_begun_);
   RunEnd& end = step.ends.at(static_cast<size_t>(run));
-  TANDEM_CHECK(end.logit_row >= step.first_waiting_row && end.drawn_at == kNowhere &&
-               draws.size() == 1)
+  TANDEM_CHECK(end.waiting_row != kNowhere && end.num_draws == 0 && draws.size() == 1)
       << draws.size() << " draws of run " << run;
+  end.num_draws = 1;
   end.drawn_at = static_cast<int32_t>(step.queries.size() + step.waiting.size());
-  step.waiting.AskKeeping(static_cast<size_t>(run), end.logit_row,
+  step.waiting.AskKeeping(static_cast<size_t>(run), end.waiting_row,
                           QueryOf(draws.front(), end.position + 1));
 }
 
@@ -111,7 +111,9 @@ absl::StatusOr<StepOutput*> ModelExecutor::Finish() {
   if (steps_begun() > 1) {
     // What was drawn is known now. The next step but one may go on from there.
     for (RunEnd& end : StepAt(num_begun_).ends) {
-      if (end.token < 0) end.token = status.ok() ? step.TokenAt(-1 - end.token) : 0;
+      if (end.token >= 0) continue;
+      const auto place = static_cast<size_t>(IdOfDrawn(end.token));
+      end.token = status.ok() ? step.TokenAt(place) : 0;
     }
   }
   ++num_finished_;
@@ -137,33 +139,30 @@ absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) 
 absl::Status ModelExecutor::Enqueue(const StepInput& input, Step* step) {
   step->queries.Clear();
   step->waiting.Clear();
-  step->waiting_enqueued = false;
   FindEnds(input.runs, step);
   ArrangeRows(input.runs, *step);
   ListQueries(input.runs, step);
   TANDEM_RETURN_IF_ERROR(CopyBlocks(input.copies));
   if (input.runs.empty()) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(ReserveDrawn(
-      step,
-      step->queries.size() + static_cast<size_t>(step->num_logit_rows - step->first_waiting_row)));
-  TANDEM_RETURN_IF_ERROR(Forward(StepAt(num_begun_ - 1)));
+  TANDEM_RETURN_IF_ERROR(Forward());
+  // What was drawn before has been embedded. Twice as much, so that batches that grow seldom grow
+  // it.
+  const size_t most =
+      step->queries.size() + static_cast<size_t>(step->num_logit_rows - step->first_waiting_row);
+  if (drawn_.size_bytes() < most * sizeof(int32_t)) {
+    TANDEM_ASSIGN_OR_RETURN(drawn_, backend_->Allocate(2 * most * sizeof(int32_t)));
+  }
   return step->queries.Enqueue(0, step->first_waiting_row, model_.config().vocab_size,
-                               decoder_.get(), backend_, step->drawn.as<int32_t>());
+                               decoder_.get(), backend_, drawn_.as<int32_t>());
 }
 
 void ModelExecutor::EnqueueWaiting(Step* step) {
-  if (step->waiting.size() == 0 || std::exchange(step->waiting_enqueued, true)) return;
-  step->status.Update(step->waiting.Enqueue(
+  if (step->waiting.size() == 0 || step->waiting.enqueued()) return;
+  if (!step->status.ok()) return;  // There may be no logits.
+  step->status = step->waiting.Enqueue(
       step->first_waiting_row, step->num_logit_rows, model_.config().vocab_size, decoder_.get(),
-      backend_, step->drawn.as<int32_t>() + static_cast<std::ptrdiff_t>(step->queries.size())));
+      backend_, drawn_.as<int32_t>() + static_cast<std::ptrdiff_t>(step->queries.size()));
   step->over = backend_->Record();
-}
-
-// Twice as many, so that batches that grow seldom grow it.
-absl::Status ModelExecutor::ReserveDrawn(Step* step, size_t count) {
-  if (step->drawn.size_bytes() >= count * sizeof(int32_t)) return absl::OkStatus();
-  TANDEM_ASSIGN_OR_RETURN(step->drawn, backend_->Allocate(2 * count * sizeof(int32_t)));
-  return absl::OkStatus();
 }
 
 absl::Status ModelExecutor::BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
@@ -224,6 +223,7 @@ void ModelExecutor::FindEnds(std::span<const SequenceRun> runs, Step* step) {
     end.position = run.first_position + tokens - 1;
     if (run.unseen_run < 0) {
       end.token = run.token_ids.back();
+      TANDEM_CHECK(end.token >= 0) << "token " << end.token << " that no run draws";
       continue;
     }
     TANDEM_CHECK(steps_begun() == kMaxStepsBegun && tokens == 1)
@@ -231,8 +231,9 @@ void ModelExecutor::FindEnds(std::span<const SequenceRun> runs, Step* step) {
     const Step& before = StepAt(num_begun_ - 1);
     const RunEnd& from = before.ends.at(static_cast<size_t>(run.unseen_run));
     if (!before.status.ok()) continue;  // Nothing of that is published, whatever it computes.
-    if (from.drawn_at != kNowhere) {
-      end.token = -1 - from.drawn_at;
+    TANDEM_CHECK(from.num_draws <= 1) << from.num_draws << " tokens to go on after";
+    if (from.num_draws == 1) {
+      end.token = IdOfDrawn(from.drawn_at);
     } else {
       end.token = from.token;
       end.position = from.position;
@@ -245,7 +246,9 @@ void ModelExecutor::AddRows(const SequenceRun& run, const RunEnd& end) {
   const auto tokens = static_cast<int32_t>(run.token_ids.size());
   for (int32_t i = 0; i < tokens; ++i) {
     const int32_t position = end.position - (tokens - 1) + i;
-    token_ids_.push_back(i + 1 < tokens ? run.token_ids[static_cast<size_t>(i)] : end.token);
+    const bool last = i + 1 == tokens;
+    token_ids_.push_back(last ? end.token : run.token_ids[static_cast<size_t>(i)]);
+    TANDEM_CHECK(last || token_ids_.back() >= 0) << "token " << token_ids_.back();
     positions_.push_back(position);
     const int64_t block = run.block_table[static_cast<size_t>(position / block_tokens)];
     slots_.push_back(block * block_tokens + position % block_tokens);
@@ -304,12 +307,12 @@ void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs, const Step& s
       << token_ids_.size() << " tokens, at most " << options_.max_batched_tokens;
 }
 
-absl::Status ModelExecutor::Forward(const Step& before) {
+absl::Status ModelExecutor::Forward() {
   return decoder_->Forward({.token_ids = token_ids_,
                             .positions = positions_,
                             .slots = slots_,
                             .logit_rows = logit_rows_,
-                            .drawn = before.drawn.as<const int32_t>(),
+                            .drawn = drawn_.as<const int32_t>(),
                             .num_decodes = static_cast<int64_t>(decode_num_tokens_.size()),
                             .num_prefills = static_cast<int64_t>(prefill_num_cached_.size()),
                             .max_blocks = max_blocks_,
@@ -329,7 +332,7 @@ void ModelExecutor::ListQueries(std::span<const SequenceRun> runs, Step* step) {
   for (size_t r = 0; r < runs.size(); ++r) {
     if (!runs[r].draws_wait) continue;
     TANDEM_CHECK(runs[r].token_ids.size() == 1 && runs[r].draws.empty());
-    step->ends[r].logit_row = static_cast<int32_t>(logit_rows_.size());
+    step->ends[r].waiting_row = static_cast<int32_t>(logit_rows_.size());
     logit_rows_.push_back(first_row_[r]);
   }
   step->num_logit_rows = static_cast<int32_t>(logit_rows_.size());
@@ -351,7 +354,7 @@ void ModelExecutor::ListQueriesOf(const SequenceRun& run, size_t index, Step* st
       queries.Ask(index, row, {.given = successor, .num_top_logprobs = run.num_prompt_logprobs});
     }
     if (!draws) continue;
-    end.logit_row = row;
+    end.num_draws = static_cast<int32_t>(run.draws.size());
     end.drawn_at = static_cast<int32_t>(queries.size());
     for (const Draw& draw : run.draws) {
       const SampleQuery query = QueryOf(draw, end.position + 1);

@@ -2,7 +2,7 @@
 // runs the batch through the decoder, samples what is drawn and scores prompt tokens.
 //
 // Runs of one token go through decode attention, longer ones through prefill attention; both give
-// the same bits. Logits are computed only for rows that need them, a bounded number at a time.
+// the same bits. Logits are computed only for rows that may need them, a bounded number at a time.
 //
 // Where the backend runs beside the host, steps overlap: tokens stay on the device, where the next
 // step's embedding finds them, and the host sees them when the step is finished.
@@ -81,8 +81,9 @@ class ModelExecutor final : public Executor {
   struct RunEnd {
     int32_t token = 0;     // Its last one. Below 0: the step before draws it (EmbeddingArgs).
     int32_t position = 0;  // Where that is.
-    int32_t logit_row = kNowhere;
-    int32_t drawn_at = kNowhere;  // Its first draw's place in `drawn`.
+    int32_t waiting_row = kNowhere;  // Its logits', where its draw waits.
+    int32_t num_draws = 0;
+    int32_t drawn_at = kNowhere;  // The first one's place in `drawn`.
   };
   // A step that is begun and not finished.
   struct Step {
@@ -91,12 +92,10 @@ class ModelExecutor final : public Executor {
     LogitQueries waiting;  // Draws that came later; rows from first_waiting_row on.
     int32_t first_waiting_row = 0;
     int32_t num_logit_rows = 0;
-    bool waiting_enqueued = false;
-    DeviceBuffer drawn;   // [queries, then waiting] int32
     absl::Status status;  // What could not be enqueued.
     DeviceEvent over;
 
-    // In that place, once the step is over.
+    // In that place of `drawn`, once the step is over.
     int32_t TokenAt(size_t place) const {
       return place < queries.size() ? queries.TokenAt(place)
                                     : waiting.TokenAt(place - queries.size());
@@ -110,8 +109,7 @@ class ModelExecutor final : public Executor {
   void FindEnds(std::span<const SequenceRun> runs, Step* step);
   void ArrangeRows(std::span<const SequenceRun> runs, const Step& step);
   void AddRows(const SequenceRun& run, const RunEnd& end);
-  absl::Status ReserveDrawn(Step* step, size_t count);
-  absl::Status Forward(const Step& before);
+  absl::Status Forward();
   void ListQueries(std::span<const SequenceRun> runs, Step* step);
   void ListQueriesOf(const SequenceRun& run, size_t index, Step* step);
   // The draws that waited, if any are not enqueued yet.
@@ -134,6 +132,8 @@ class ModelExecutor final : public Executor {
   std::vector<int32_t> prefill_blocks_, prefill_query_start_, prefill_num_cached_;
   std::vector<int32_t> logit_rows_;  // Rows of the forward pass whose logits may be needed.
 
+  // Tokens of the step that drew last: those of its queries, then those that waited. [..] int32
+  DeviceBuffer drawn_;
   Step steps_[kMaxStepsBegun];
   int64_t num_begun_ = 0;
   int64_t num_finished_ = 0;

@@ -72,8 +72,7 @@ absl::StatusOr<Decoder::StepArrays> Decoder::UploadArrays(const ForwardInput& in
   const auto decodes = static_cast<size_t>(input.num_decodes);
   const auto prefills = static_cast<size_t>(input.num_prefills);
   const auto width = static_cast<size_t>(input.max_blocks);
-  HostArrays& upload = step_uploads_[next_upload_];
-  next_upload_ = 1 - next_upload_;
+  HostArrays& upload = step_upload_;
   StepArrays arrays;
   upload.Add(input.token_ids, &arrays.token_ids);
   upload.Add(input.positions, &arrays.positions);

@@ -74,7 +74,7 @@ class Decoder {
         backend_(backend),
         max_tokens_(max_tokens),
         max_logit_rows_(max_logit_rows),
-        step_uploads_{HostArrays(backend), HostArrays(backend)} {}
+        step_upload_(backend) {}
 
   struct Scratch {
     DeviceBuffer Decoder::*buffer;
@@ -121,9 +121,8 @@ class Decoder {
   int64_t num_logit_rows_ = 0;
   DevicePtr<const int32_t> logit_rows_;
 
-  // Taken in turns, so that a step's arrays can be written while the last one's are still read.
-  HostArrays step_uploads_[2];
-  size_t next_upload_ = 0;
+  // The copy of a step's arrays is behind the step before, whose own it writes over.
+  HostArrays step_upload_;
 
   DeviceBuffer inv_freq_;      // [D / 2], empty without rotary positions
   DeviceBuffer cos_, sin_;     // [T, D / 2]

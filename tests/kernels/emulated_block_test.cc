@@ -434,7 +434,7 @@ TEST(EmulatedBlockTest, ProductsOfEightBitsAreThoseOfMatrices) {
 
 TEST(EmulatedBlockTest, AFaultFailsTheLaunchAndAllThatFollows) {
   cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
   struct Args {};
   const auto wrong = +[](Args) {
     BeginLaunch();
@@ -464,7 +464,7 @@ std::string FaultOfLaunch(void (*kernel)(EarlyArgs), bool watched = true) {
   const std::vector<uint32_t> numbers(kBytes / sizeof(uint32_t), 7);
   EarlyArgs args = {};
   cudaStream_t stream = nullptr;  // What has failed stays failed.
-  EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_EQ(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
   EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&args.uploaded), kBytes), cudaSuccess);
   EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&args.other), kBytes), cudaSuccess);
   EXPECT_EQ(cudaMemcpyAsync(args.uploaded, numbers.data(), kBytes, cudaMemcpyHostToDevice, stream),

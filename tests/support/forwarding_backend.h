@@ -63,6 +63,7 @@ class ForwardingBackend : public Backend {
                       absl::FunctionRef<absl::Status()> enqueue) override {
     return backend_->Replay(key, enqueue);
   }
+  bool runs_beside_host() const override { return backend_->runs_beside_host(); }
   uint64_t work_done() const override { return backend_->work_done(); }
   absl::Status Synchronize() override { return backend_->Synchronize(); }
 

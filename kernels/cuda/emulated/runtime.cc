@@ -265,7 +265,8 @@ cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
 }
 cudaError_t cudaFreeHost(void* data) { return tandem::emulated::Free(data); }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*/,
+                                         int /*priority*/) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   *stream = new CUstream_st;
   ++tandem::emulated::num_objects;

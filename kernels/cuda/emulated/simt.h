@@ -292,11 +292,13 @@ void LowerRegisters() {}
 template <int kRegisters>
 void RaiseRegisters() {}
 
+// As instructions take it.
+inline uint32_t SharedAddress(SharedPtr<std::byte> shared) {
+  return static_cast<uint32_t>(shared.offset());
+}
+
 inline void FenceAsyncReads(const std::source_location& at = std::source_location::current()) {
   emulated::FenceAsyncReads(at);
-}
-inline uint64_t SwizzledMatrix(SharedPtr<std::byte> from) {
-  return emulated::SwizzledMatrix(from.offset());
 }
 inline void Settle(float*, int) {}
 inline void Settle(uint32_t*, int) {}

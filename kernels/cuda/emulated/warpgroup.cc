@@ -21,7 +21,6 @@ constexpr uint32_t kNoNumber = 0x7FC00000u;  // of f32, and an unlikely one of 3
 
 // A descriptor's fields, as the PTX manual has them; places count sixteen bytes.
 constexpr uint64_t kPlaceBits = 0x3FFF;
-constexpr int kLeadingShift = 16;
 constexpr int kStrideShift = 32;
 constexpr int kBaseShift = 49;
 constexpr int kSwizzleShift = 62;
@@ -71,12 +70,6 @@ int LaneOf(int row, int n) {
 int NumberOf(int row, int n) { return n / 8 * 4 + row % kRowsOfWarp / 8 * 2 + n % 2; }
 
 }  // namespace
-
-uint64_t SwizzledMatrix(size_t offset) {
-  constexpr uint64_t kUnusedLeading = 1;
-  return (offset / 16 & kPlaceBits) | kUnusedLeading << kLeadingShift |
-         uint64_t{8 * kRowBytes / 16} << kStrideShift | kSwizzle128 << kSwizzleShift;
-}
 
 WarpgroupProducts::Thread& WarpgroupProducts::Running() {
   return threads_[static_cast<size_t>(memory_->thread())];

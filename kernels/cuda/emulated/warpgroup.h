@@ -19,11 +19,6 @@ namespace tandem::emulated {
 
 inline constexpr int kWarpgroupThreads = 128;
 
-// The descriptor of a matrix whose row n has sixteen numbers of bf16 in a row, or 32 of 8 bits:
-// those of eight rows are 128 bytes apart, eight rows 1,024, and bits 4 to 6 of an address are
-// turned over by bits 7 to 9 (the swizzle of 128 bytes).
-uint64_t SwizzledMatrix(size_t offset);
-
 enum class ProductType : uint8_t { kBf16, kInt8 };
 
 // What a thread says of a product.

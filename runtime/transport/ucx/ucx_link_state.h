@@ -1,4 +1,4 @@
-// What UcxLinks keeps about each link and message; private to its two source files.
+// What UcxLinks keeps about each link and message; private to its three source files.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_UCX_LINK_STATE_H_
 #define TANDEM_RUNTIME_TRANSPORT_UCX_UCX_LINK_STATE_H_

@@ -66,7 +66,8 @@ class UcxLinks {
   void Tend();
   void CloseAll();
 
-  // Nothing is owed by UCX: no message on its way, no endpoint closing.
+  // Nothing is owed by UCX that somebody waits for: no send on its way, no endpoint closing.
+  // Receives end with its worker.
   bool Quiet() const { return sends_.empty() && closing_.empty(); }
 
  private:

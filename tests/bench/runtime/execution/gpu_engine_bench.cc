@@ -3,15 +3,14 @@
 //
 //   build/cuda/bench/gpu_engine_bench [REPETITIONS [LAYERS [DEVICE]]]      (7, 32, cuda)
 //
-//   weights        their way to the device, beside a copy from pinned memory
-//   decode         steps of so many sequences, finished before the next begins, and overlapping:
-//   what
-//                  the second saves is the host's time. Each is also measured while the host does
-//                  nothing for 200 us a step: what of that shows in overlapping steps is not hidden
-//   hybrid         a chunk of a prompt with decodes beside it (SARATHI, Agrawal et al., 2023): what
-//   a
-//                  decode costs alone, by what it adds to the chunk; and requests whose prompts and
-//                  outputs fill such steps, by prompts first, decodes then
+//   weights   their way to the device, beside a copy from pinned memory
+//   decode    steps of so many sequences, finished before the next begins, and overlapping: what
+//   the
+//             second saves is the host's time; and overlapping while the host does nothing for 200
+//             us a step: what of that shows is not hidden. Both give the same tokens, or it ends
+//   hybrid    a chunk of a prompt with decodes beside it (SARATHI, Agrawal et al., 2023): what a
+//             decode costs alone, by what it adds to the chunk; and requests whose prompts and
+//             outputs fill such steps, by prompts first, decodes then
 
 #include <algorithm>
 #include <chrono>
@@ -83,8 +82,14 @@ class Bench {
     for (int32_t s = 0; s < kMostSequences; ++s) {
       std::vector<BlockId>& table = tables_.emplace_back();
       for (int32_t i = 0; i < kBlocksEach; ++i) table.push_back(s * kBlocksEach + i);
-      Step({{.sequence = s, .tokens = kContext}});  // No KV is what memory happened to have.
     }
+    Step({{.sequence = 0, .tokens = kContext}});
+    std::vector<BlockCopy> copies;  // No KV is what memory happened to have.
+    for (BlockId block = kContext / kBlockTokens; block < kMostSequences * kBlocksEach; ++block) {
+      copies.push_back({.source = block % (kContext / kBlockTokens), .destination = block});
+    }
+    executor_->Begin({.copies = copies, .runs = {}});
+    Finish();
   }
 
   void Run() {
@@ -108,27 +113,35 @@ class Bench {
     return parts;
   }
 
-  // `unseen`: each goes on after the part of the step before that has its place.
-  void Begin(const std::vector<Part>& parts, bool unseen) {
+  // What a part of a step goes on after: a prompt, the token that was drawn last, which the host
+  // has seen, or the one that the step before draws.
+  enum class After { kPrompt, kSeen, kUnseen };
+
+  void Begin(const std::vector<Part>& parts, After after) {
     static const int32_t kUnseen[] = {kUnseenToken};
     runs_.clear();
-    for (const Part& part : parts) {
-      const auto index = static_cast<int32_t>(runs_.size());
-      runs_.push_back(
-          {.token_ids = unseen ? std::span<const int32_t>(kUnseen)
-                               : std::span(tokens_).first(static_cast<size_t>(part.tokens)),
-           .unseen_run = unseen ? index : -1,
-           .first_position = part.position,
-           .block_table = tables_[static_cast<size_t>(part.sequence)],
-           .draws = {&draw_, 1}});
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part& part = parts[i];
+      std::span<const int32_t> ids = std::span(tokens_).first(static_cast<size_t>(part.tokens));
+      if (after == After::kSeen) ids = std::span(drawn_).subspan(i, 1);
+      if (after == After::kUnseen) ids = kUnseen;
+      runs_.push_back({.token_ids = ids,
+                       .unseen_run = after == After::kUnseen ? static_cast<int32_t>(i) : -1,
+                       .first_position = part.position,
+                       .block_table = tables_[static_cast<size_t>(part.sequence)],
+                       .draws = {&draw_, 1}});
     }
     executor_->Begin({.runs = runs_});
   }
   void Finish() {
-    for (const RunOutput& run : Must(executor_->Finish())->runs) Must(run.status);
+    drawn_.clear();
+    for (const RunOutput& run : Must(executor_->Finish())->runs) {
+      Must(run.status);
+      drawn_.push_back(run.drawn.at(0).token);
+    }
   }
   void Step(const std::vector<Part>& parts) {
-    Begin(parts, /*unseen=*/false);
+    Begin(parts, After::kPrompt);
     Finish();
   }
 
@@ -160,21 +173,23 @@ class Bench {
           absl::StrFormat("  %.2f of the copy", copy / place));
   }
 
-  // Steps one behind the other, for each the host's `idle`.
+  // Steps that go on after each other, for each the host's `idle`: what they have drawn at last.
+  std::vector<int32_t> Generate(std::vector<Part> parts, bool overlaps,
+                                std::chrono::microseconds idle) {
+    Begin(parts, After::kPrompt);
+    for (int32_t i = 1; i < kSteps; ++i) {
+      std::this_thread::sleep_for(idle);
+      for (Part& part : parts) ++part.position;
+      if (!overlaps) Finish();
+      Begin(parts, overlaps ? After::kUnseen : After::kSeen);
+      if (overlaps) Finish();
+    }
+    Finish();
+    return drawn_;
+  }
   double StepSeconds(const std::vector<Part>& parts, bool overlaps,
-                     std::chrono::microseconds idle) const {
-    auto* const self = const_cast<Bench*>(this);
-    return Median([&] {
-             self->Begin(parts, /*unseen=*/false);
-             for (int32_t i = 1; i < kSteps; ++i) {
-               std::this_thread::sleep_for(idle);
-               if (!overlaps) self->Finish();
-               self->Begin(parts, overlaps);
-               if (overlaps) self->Finish();
-             }
-             self->Finish();
-           }) /
-           kSteps;
+                     std::chrono::microseconds idle) {
+    return Median([&] { Generate(parts, overlaps, idle); }) / kSteps;
   }
 
   void Decode(int32_t sequences) {
@@ -184,6 +199,8 @@ class Bench {
     const double alone = StepSeconds(parts, false, microseconds(0));
     Print(name + ", step after step", alone);
     if (!executor_->overlaps_steps()) return;
+    TANDEM_CHECK(Generate(parts, true, microseconds(0)) == Generate(parts, false, microseconds(0)))
+        << sequences << " sequences have other tokens where steps overlap";
     const double overlapped = StepSeconds(parts, true, microseconds(0));
     Print(name + ", overlapping", overlapped);
     const double idle = StepSeconds(parts, true, kIdle);
@@ -238,12 +255,14 @@ class Bench {
   const SamplingParams greedy_{.temperature = 0};
   const Draw draw_{.sampling = &greedy_, .prompt_tokens = 1};
   std::vector<SequenceRun> runs_;
+  std::vector<int32_t> drawn_;  // by each part of the step that was finished last
 };
 
 }  // namespace
 }  // namespace tandem
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // Who ends it has what was measured.
   tandem::Bench(argc > 1 ? std::atoi(argv[1]) : 7, argc > 2 ? std::atoi(argv[2]) : 32,
                 argc > 3 ? argv[3] : "cuda")
       .Run();

@@ -281,6 +281,40 @@ TEST_P(OverlappedFailuresTest, AStepThatFailsAtAnyCallDoesNoHarmToTheNext) {
   EXPECT_GT(failed, 20) << "calls of a step";
 }
 
+// The same of a step whose draw waits: nobody knows yet that it has failed when that comes.
+TEST_P(OverlappedFailuresTest, ADrawThatWaitedForAStepThatFailsIsNone) {
+  const Sequence sequence = AnySequence(0, 1);
+  const Draw draw{.sampling = &sequence.sampling, .prompt_tokens = sequence.prompt_tokens};
+  static const int32_t kUnseen[] = {kUnseenToken};
+  const SequenceRun first{
+      .token_ids = sequence.tokens, .block_table = sequence.blocks, .draws = {&draw, 1}};
+  const SequenceRun second{.token_ids = kUnseen,
+                           .unseen_run = 0,
+                           .first_position = sequence.prompt_tokens,
+                           .block_table = sequence.blocks,
+                           .draws_wait = true};
+  int failed = 0;
+  for (bool ok = false; !ok;) {
+    executor().Begin({.runs = {&first, 1}});
+    FailCall(&harness_->backend(), failed + 1);
+    executor().Begin({.runs = {&second, 1}});
+    const absl::StatusOr<StepOutput*> output = executor().Finish();
+    ASSERT_TRUE(output.ok()) << output.status();
+    const std::vector<uint32_t> words = AllowedAfter((*output)->runs.at(0).drawn.at(0).token);
+    const Draw waited{
+        .sampling = &sequence.sampling, .prompt_tokens = sequence.prompt_tokens, .mask = {words}};
+    executor().BeginDraws(0, {&waited, 1});
+    const absl::StatusOr<StepOutput*> over = executor().Finish();
+    FailCall(&harness_->backend(), 0);
+    ok = over.ok();
+    if (!ok) ++failed;
+    if (ok) {
+      EXPECT_EQ((*over)->runs.at(0).drawn.size(), 1u);
+    }
+  }
+  EXPECT_GT(failed, 20) << "calls of a step";
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, OverlappedStepsTest,
                          testing::Values(
 #if defined(TANDEM_CUDA)
