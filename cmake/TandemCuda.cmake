@@ -48,6 +48,7 @@ target_compile_options(tandem_cudart INTERFACE
 # NCCL, which the transport of that name needs and nothing else. Where there is none it is refused.
 find_library(TANDEM_NCCL NAMES nccl PATHS ${TANDEM_CUDA_ROOT}/lib ${TANDEM_CUDA_ROOT}/lib64)
 find_path(TANDEM_NCCL_INCLUDE nccl.h PATHS ${TANDEM_CUDA_ROOT}/include)
+message(STATUS "NCCL (--transport nccl): ${TANDEM_NCCL}")
 if(TANDEM_NCCL AND TANDEM_NCCL_INCLUDE)
   add_library(tandem_nccl INTERFACE)
   target_include_directories(tandem_nccl SYSTEM INTERFACE ${TANDEM_NCCL_INCLUDE})

@@ -25,8 +25,8 @@ absl::StatusOr<std::string> NameOfGpu(const char* visible, int number) {
   const std::vector<std::string> names = absl::StrSplit(visible, ',', absl::SkipWhitespace());
   if (number < static_cast<int>(names.size())) return names[static_cast<size_t>(number)];
   return absl::InvalidArgumentError(
-      absl::StrFormat("GPU %d, counted from 0, of the %d that %s=%s names", number, names.size(),
-                      kVariable, visible));
+      absl::StrFormat("GPU %d, counted from 0, is not there: %s=%s names %d", number, kVariable,
+                      visible, names.size()));
 }
 
 std::vector<std::string> VisibleGpus() {
@@ -52,8 +52,14 @@ absl::Status SeeOneGpu(int number) {
 
 absl::Status SeeOneGpu(const std::string& uuid) {
   setenv(kVariable, uuid.c_str(), /*overwrite=*/1);
-  if (VisibleGpus().size() == 1) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(uuid, " is none of this machine's GPUs now"));
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count == 1) return absl::OkStatus();
+  // Without a driver, or with one that is too old, nothing is known of any GPU.
+  const std::string why = error == cudaSuccess || error == cudaErrorNoDevice
+                              ? "it is none of this machine's GPUs now"
+                              : cudaGetErrorString(error);
+  return absl::FailedPreconditionError(absl::StrCat(uuid, " cannot be used: ", why));
 }
 
 }  // namespace tandem

@@ -111,10 +111,14 @@ class Engine final : private DecodeHost, private PrefillHost {
     bool again = false;     // Call again at once.
     int32_t tokens = 0;     // Computed in this step.
     int32_t sequences = 0;  // In its batch; 0: it ran none.
-    bool failed = false;    // As a whole, or a block of it for a peer cannot be read: Aborted.
     int32_t preempted = 0;  // Sequences that gave their blocks back, to be recomputed.
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
+    // Why it failed as a whole, or a block of it for a peer cannot be read: its sequences are
+    // Aborted.
+    absl::Status failure;
+
+    bool failed() const { return !failure.ok(); }
   };
   // Begins one, if it may, and finishes the oldest, unless yet another may be begun before: an
   // executor that overlaps steps computes one while the engine does everything else, inputs

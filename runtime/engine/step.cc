@@ -14,9 +14,9 @@ Engine::StepResult Engine::Step(int64_t now_us) {
   if (may_begin_step()) result = BeginStep(now_us);
   const bool another = result.sequences > 0 && may_begin_step();
   if (another || steps_begun() == 0) return result;
-  const StepResult finished = FinishStep(now_us);
+  StepResult finished = FinishStep(now_us);
   result.again = finished.again;
-  result.failed = finished.failed;
+  result.failure = std::move(finished.failure);
   result.next_wakeup_us = finished.next_wakeup_us;
   return result;
 }
@@ -157,7 +157,7 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
   finished_ = number;
   BeginWaitingDraws();
   scheduler_.HoldPreemption(steps_begun() > 0);
-  StepResult result{.again = true, .failed = !status.ok()};
+  StepResult result{.again = true, .failure = std::move(status)};
   Settle(&result);
   return result;
 }

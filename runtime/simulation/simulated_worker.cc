@@ -206,7 +206,7 @@ bool SimulatedWorker::ReplaceIfBroken(const Engine::StepResult& result) {
     Replace();
     return true;
   }
-  if (result.failed && life_->executor->failed_by().has_value()) {
+  if (result.failed() && life_->executor->failed_by().has_value()) {
     world_->book()->CountKill(*life_->executor->failed_by(), id_.incarnation, life_->over);
   }
   if (dead()) {

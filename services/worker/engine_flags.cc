@@ -36,7 +36,8 @@ void EngineFlags::Declare(FlagSet* flags) {
   flags->Add("kv-memory", &kv_memory, "BYTES",
              "size of a worker's KV pool; 0: room for 16 sequences at their longest, at most half "
              "of what weights, --memory-limit, activations and a reserve leave of the machine's or "
-             "the cgroup's memory, divided by the workers there");
+             "the cgroup's memory, divided by the workers there; on a GPU all that they leave of "
+             "--gpu-memory-utilization");
   flags->Add("max-model-len", &max_model_len, "TOKENS",
              "longest prompt and output together; 0: the model's own", 0, 1 << 24);
   flags->Add("max-num-seqs", &max_num_seqs, "N", "sequences in one batch; 0: 64", 0, 4096);

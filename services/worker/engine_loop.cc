@@ -80,7 +80,10 @@ void EngineLoop::Run() {
     const int64_t end_us = clock_.NowUs();
     parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result);
     Publish();
-    if (result.failed) LogError("a step failed", {{"sequences", result.sequences}});
+    if (result.failed()) {
+      LogError("a step failed",
+               {{"sequences", result.sequences}, {"why", result.failure.ToString()}});
+    }
     if (core_->engine().quarantine_is_stuck()) {
       Replace("a transport does not give its blocks back; this worker exits to be replaced");
     }

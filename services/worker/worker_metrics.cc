@@ -118,7 +118,7 @@ void WorkerMetrics::OnStep(double seconds, const Engine::StepResult& step) {
     batch_sequences_.Observe(step.sequences);
   }
   preemptions_.Increment(step.preempted);
-  if (step.failed) failed_steps_.Increment();
+  if (step.failed()) failed_steps_.Increment();
 }
 
 void WorkerMetrics::OnPromptComputed(double waited_seconds, double computed_seconds) {

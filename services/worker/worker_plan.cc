@@ -56,6 +56,12 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
                                       const Backend& backend) {
   TANDEM_ASSIGN_OR_RETURN(const std::string transport,
                           TransportOf(options.transport, backend.pool_kind()));
+  if (transport == "nccl" && options.gpu_share > 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--transport: nccl joins GPUs, and %d workers share this one (--gpu-share); choose grpc or "
+        "fewer workers",
+        options.gpu_share));
+  }
   const ModelOptions model_options{
       .folder = options.model,
       .load_format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors,

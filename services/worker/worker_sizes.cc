@@ -99,6 +99,11 @@ struct MemoryBill {
     return text;
   }
   // What an operator may do about it.
+  std::string less() const {
+    return std::string_view(dearest_flag()) == "--model"
+               ? "or take smaller weights (--weights int8, int4)"
+               : "or this less";
+  }
   std::string advice() const { return num_workers > 1 ? ", or run fewer workers here" : ""; }
 };
 
@@ -212,9 +217,11 @@ absl::StatusOr<WorkerSizes> SizeSteps(const SizeOptions& options, const ModelSiz
 absl::StatusOr<int64_t> FreeBytes(const MemoryBill& bill) {
   const int64_t free_bytes = bill.free_bytes();
   if (free_bytes > 0) return free_bytes;
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "%s: no memory is left for KV, and this takes most: %s; %s are missing: %s, or this less%s",
-      bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.more, bill.advice()));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: no memory is left for KV, and of the flags this one takes most: %s; %s "
+                      "are missing: %s, %s%s",
+                      bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.more,
+                      bill.less(), bill.advice()));
 }
 
 // What packing takes besides the weights. They can be written back to the cache's file; without one

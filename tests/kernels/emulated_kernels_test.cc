@@ -365,8 +365,8 @@ TEST(VisibleGpusTest, ANumberIsOneOfThoseThatTheProcessSees) {
   EXPECT_EQ(*NameOfGpu("5,GPU-8f6a,7", 1), "GPU-8f6a");
   const absl::Status beyond = NameOfGpu("5,GPU-8f6a,7", 3).status();
   EXPECT_TRUE(absl::IsInvalidArgument(beyond));
-  EXPECT_NE(beyond.ToString().find("GPU 3, counted from 0, of the 3 that "
-                                   "CUDA_VISIBLE_DEVICES=5,GPU-8f6a,7 names"),
+  EXPECT_NE(beyond.ToString().find("GPU 3, counted from 0, is not there: "
+                                   "CUDA_VISIBLE_DEVICES=5,GPU-8f6a,7 names 3"),
             std::string::npos)
       << beyond;
   EXPECT_TRUE(absl::IsInvalidArgument(NameOfGpu("", 0).status()));
@@ -422,7 +422,8 @@ TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
   Set(std::nullopt);
   const absl::Status gone = SeeOneGpu(emulated::UuidOf(3));
   EXPECT_TRUE(absl::IsFailedPrecondition(gone)) << gone;
-  EXPECT_THAT(gone.ToString(), testing::HasSubstr("000000000003 is none of this machine's GPUs"));
+  EXPECT_THAT(gone.ToString(),
+              testing::HasSubstr("000000000003 cannot be used: it is none of this machine's GPUs"));
   const absl::Status backend = CreateCudaBackend(CudaProducts::kFma).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(backend)) << backend;
   EXPECT_THAT(backend.ToString(), testing::HasSubstr("no CUDA-capable device"));

@@ -63,7 +63,7 @@ struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
   Engine::StepResult AfterStep(const Engine::StepResult& result) {
     core->Publish();
     fleet->preemptions_ += result.preempted;
-    fleet->failed_steps_ += result.failed ? 1 : 0;
+    fleet->failed_steps_ += result.failed() ? 1 : 0;
     dirty = result.again;
     wakeup_us = result.next_wakeup_us;
     return result;

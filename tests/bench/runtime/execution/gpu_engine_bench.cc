@@ -62,7 +62,12 @@ class Bench {
  public:
   Bench(int repetitions, int layers, const std::string& device) : repetitions_(repetitions) {
     folder_.Write("config.json", absl::StrFormat(kConfig, layers));
-    backend_ = Must(CreateBackend({.device = device}));
+    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend({.device = device});
+    if (!backend.ok()) {
+      std::fprintf(stderr, "%s\n", backend.status().ToString().c_str());
+      std::exit(1);
+    }
+    backend_ = *std::move(backend);
     std::printf("%s, %d layers, medians of %d\n", backend_->isa().c_str(), layers, repetitions);
     const double load = SecondsOf([&] {
       model_ = Must(Model::Load({.folder = folder_.path(),
@@ -93,7 +98,7 @@ class Bench {
   }
 
   void Run() {
-    Weights();
+    if (executor_->overlaps_steps()) Weights();
     for (const int32_t sequences : {1, 6, 32, 64}) Decode(sequences);
     for (const int32_t chunk : {256, 512}) Hybrid(chunk, 6);
     EndToEnd(/*chunk=*/512, /*batch=*/6);
@@ -263,8 +268,13 @@ class Bench {
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // Who ends it has what was measured.
-  tandem::Bench(argc > 1 ? std::atoi(argv[1]) : 7, argc > 2 ? std::atoi(argv[2]) : 32,
-                argc > 3 ? argv[3] : "cuda")
-      .Run();
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 7;
+  const int layers = argc > 2 ? std::atoi(argv[2]) : 32;
+  if (repetitions <= 0 || layers <= 0 || argc > 4) {
+    std::fprintf(stderr,
+                 "usage: gpu_engine_bench [REPETITIONS [LAYERS [DEVICE]]]   (7, 32, cuda)\n");
+    return 2;
+  }
+  tandem::Bench(repetitions, layers, argc > 3 ? argv[3] : "cuda").Run();
   return 0;
 }

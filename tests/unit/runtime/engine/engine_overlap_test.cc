@@ -275,8 +275,8 @@ TEST_F(EngineOverlapTest, AFailedStepEndsItsSequencesAndOnlyTheirRunsOfTheNext) 
   ASSERT_EQ(Begin(), 2);
   fleet_.Submit(0, newcomer);
   ASSERT_EQ(Begin(), 3);
-  EXPECT_TRUE(fleet_.FinishStep(0).failed);
-  EXPECT_FALSE(fleet_.FinishStep(0).failed);
+  EXPECT_TRUE(fleet_.FinishStep(0).failed());
+  EXPECT_FALSE(fleet_.FinishStep(0).failed());
   for (const Submit& submit : failed) {
     EXPECT_THAT(fleet_.record(submit.attempt).ended,
                 testing::ElementsAre(absl::AbortedError("a step failed: it was told to fail")));
@@ -304,7 +304,7 @@ TEST_F(EngineOverlapTest, WhatAFailedStepWasComputingHasNoName) {
     ASSERT_EQ(Begin(), 1);
     Finish();
     fleet_.executor(0).FailNextStep();
-    EXPECT_TRUE(fleet_.FinishStep(0).failed);
+    EXPECT_TRUE(fleet_.FinishStep(0).failed());
     std::vector<int32_t> known = submit.spec.token_ids;
     for (const SampledToken& t : fleet_.record(submit.attempt).tokens.at(0)) {
       known.push_back(t.token);
