@@ -1,13 +1,20 @@
 #include "runtime/transport/ucx/ucx_context.h"
 
+#include <net/if.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
@@ -44,8 +51,41 @@ absl::Status CheckDevices(const std::string& devices) {
       "within one), or --transport grpc");
 }
 
+// Whether a plain name is that of an interface: "eth0", or a port of InfiniBand, "mlx5_0:1". What
+// else UCX has words for ("all", "^eth0") it looks at itself.
+bool IsThere(const std::string& name) {
+  const bool is_plain =
+      name != "all" && std::all_of(name.begin(), name.end(), [](char c) {
+        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("_.:-", c);
+      });
+  if (!is_plain || if_nametoindex(name.c_str()) != 0) return true;
+  std::error_code error;
+  const std::string device = name.substr(0, name.find(':'));
+  return std::filesystem::exists("/sys/class/infiniband/" + device, error);
+}
+
+// Of one that is not there UCX warns, and goes on without: no block would come or go.
+absl::Status CheckInterfaces(const std::string& devices) {
+  const std::vector<std::string> names = absl::StrSplit(devices, ',', absl::SkipEmpty());
+  for (const std::string& name : names) {
+    if (IsThere(name)) continue;
+    std::vector<std::string> there;
+    if (struct if_nameindex* const all = if_nameindex(); all != nullptr) {
+      for (const struct if_nameindex* each = all; each->if_index != 0; ++each) {
+        there.emplace_back(each->if_name);
+      }
+      if_freenameindex(all);
+    }
+    return absl::FailedPreconditionError(
+        absl::StrFormat("--ucx-devices: %s is no interface of this machine, which has %s", name,
+                        absl::StrJoin(there, ", ")));
+  }
+  return absl::OkStatus();
+}
+
 // UCX as a transport uses it.
 absl::StatusOr<ucp_context_h> OpenUcx(const std::string& devices, bool shares_memory) {
+  TANDEM_RETURN_IF_ERROR(CheckInterfaces(devices));
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
     return UcxError("reading its configuration", status);

@@ -63,6 +63,14 @@ TEST(UcxTransportTest, PoolThatItCannotMoveIsRefused) {
   EXPECT_THAT(std::string(nowhere.status().message()), testing::HasSubstr("set --ucx-devices"));
 }
 
+TEST(UcxTransportTest, AnInterfaceThatIsNotThereIsRefusedWithThoseThatAre) {
+  const absl::Status nowhere = CheckUcxMemory(kFarUcxMemory, "lo,nosuch0");
+  EXPECT_EQ(nowhere.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(nowhere.message()),
+              testing::ContainsRegex("--ucx-devices: nosuch0 is no interface .* which has .*lo"));
+  EXPECT_TRUE(CheckUcxMemory(kFarUcxMemory, "all").ok());
+}
+
 TEST(UcxTransportTest, AGpuThatUcxDoesNotReachIsRefusedWithWhatItReaches) {
   if (access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "there is a GPU, which UCX may reach";
   const absl::Status reach = CheckUcxMemory({}, "lo");
