@@ -108,14 +108,15 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   // ---- One step: expire, grant, schedule, begin; then finish, publish ----
   struct StepResult {
-    bool again = false;     // Call again at once.
-    int32_t tokens = 0;     // Computed in this step.
-    int32_t sequences = 0;  // In its batch; 0: it ran none.
-    int32_t preempted = 0;  // Sequences that gave their blocks back, to be recomputed.
+    bool again = false;              // Call again at once.
+    int32_t tokens = 0;              // Of the step that was begun.
+    int32_t sequences = 0;           // In its batch; 0: none was begun.
+    int32_t finished_sequences = 0;  // In that of the step that was finished; 0: none was.
+    int32_t preempted = 0;           // Sequences that gave their blocks back, to be recomputed.
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
-    // Why it failed as a whole, or a block of it for a peer cannot be read: its sequences are
-    // Aborted.
+    // Why the step that was finished failed as a whole, or a block of it for a peer cannot be read:
+    // its sequences are Aborted.
     absl::Status failure;
 
     bool failed() const { return !failure.ok(); }
@@ -137,11 +138,13 @@ class Engine final : private DecodeHost, private PrefillHost {
   // For quarantine_us now more blocks than max_quarantined_share were in quarantine, or some were
   // and nothing could run: a transport does not come back, and the process is to be replaced.
   bool quarantine_is_stuck() const;
-  // The last kMaxFailedSteps steps have failed: more than one poisonous request has attempts, so it
-  // is this process that cannot compute, and it is to be replaced.
+  // The last kMaxFailedSteps steps have failed, not counting those begun before it was known that
+  // the one before had: more than one poisonous request has attempts, so it is this process that
+  // cannot compute, and it is to be replaced.
   bool steps_keep_failing() const { return failed_steps_ >= kMaxFailedSteps; }
 
-  // Any thread. The tokens of the step that was begun last, for who finds that it has no end.
+  // Any thread. The tokens of the oldest step that is not finished, for who finds that it has no
+  // end.
   int32_t step_tokens() const { return step_tokens_.load(std::memory_order_relaxed); }
 
   // ---- What a router wants to know ----
@@ -209,6 +212,8 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   // ---- publish.cc ----
   absl::Status Publish(const BegunStep& step, StepOutput* outputs);
+  void CountFailure(uint64_t number, bool ok);
+  void ShowOldestStep();
   void FailRun(EngineSequence* sequence, const absl::Status& status);
   void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);
   void PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn);
@@ -266,7 +271,9 @@ class Engine final : private DecodeHost, private PrefillHost {
   int32_t preempted_ = 0;                   // Since the last step.
   bool stalled_ = false;                    // The last step had work but could run none of it.
   int64_t quarantine_since_us_ = kNeverUs;  // Since when it is too large, or in the way.
-  int32_t failed_steps_ = 0;                // Since one succeeded.
+  int32_t failed_steps_ = 0;                // Since one succeeded, each of which was begun alone.
+  uint64_t last_excused_ =
+      0;  // Steps up to this were begun before it was known that one had failed.
   // When somebody who waited was admitted last; before that, since when anybody waits.
   std::optional<int64_t> last_admission_us_;
   int64_t admission_interval_us_ = 0;  // Moving average.
@@ -279,7 +286,8 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   uint64_t begun_ = 0, finished_ = 0;  // Steps.
   std::atomic<int32_t> step_tokens_{0};
-  BegunStep steps_[kMaxStepsBegun];  // By number.
+  int32_t tokens_of_steps_[kMaxStepsBegun] = {};  // By number.
+  BegunStep steps_[kMaxStepsBegun];               // By number.
 
   // What the step that is being begun says; kept for the capacity.
   std::vector<SequenceRun> runs_;

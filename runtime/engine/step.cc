@@ -16,6 +16,7 @@ Engine::StepResult Engine::Step(int64_t now_us) {
   if (another || steps_begun() == 0) return result;
   StepResult finished = FinishStep(now_us);
   result.again = finished.again;
+  result.finished_sequences = finished.finished_sequences;
   result.failure = std::move(finished.failure);
   result.next_wakeup_us = finished.next_wakeup_us;
   return result;
@@ -113,7 +114,8 @@ void Engine::Begin(const StepPlan& plan, StepResult* result) {
   }
   result->again = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
-  step_tokens_.store(result->tokens, std::memory_order_relaxed);
+  tokens_of_steps_[begun_ % kMaxStepsBegun] = result->tokens;
+  ShowOldestStep();
   if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
   executor_->Begin({.copies = blocks_.copies(), .runs = runs_});
   blocks_.BeginStep(begun_);
@@ -153,13 +155,31 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
       }
     }
   }
-  failed_steps_ = status.ok() ? 0 : failed_steps_ + 1;
+  CountFailure(number, status.ok());
   finished_ = number;
+  ShowOldestStep();
   BeginWaitingDraws();
   scheduler_.HoldPreemption(steps_begun() > 0);
-  StepResult result{.again = true, .failure = std::move(status)};
+  StepResult result{.again = true,
+                    .finished_sequences = static_cast<int32_t>(step.size()),
+                    .failure = std::move(status)};
   Settle(&result);
   return result;
+}
+
+// What fails behind a step that failed, and was begun before anybody knew, is the same failure.
+void Engine::CountFailure(uint64_t number, bool ok) {
+  if (ok) {
+    failed_steps_ = 0;
+  } else if (number > last_excused_) {
+    ++failed_steps_;
+    last_excused_ = begun_;
+  }
+}
+
+void Engine::ShowOldestStep() {
+  if (steps_begun() == 0) return;
+  step_tokens_.store(tokens_of_steps_[(finished_ + 1) % kMaxStepsBegun], std::memory_order_relaxed);
 }
 
 // What routers are told of a run of a prompt. They are told of no choice that has forked: where it

@@ -78,11 +78,12 @@ void EngineLoop::Run() {
     const int64_t begin_us = clock_.NowUs();
     const Engine::StepResult result = core_->Step(begin_us);
     const int64_t end_us = clock_.NowUs();
-    parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result);
+    const int64_t took_us = TakeDuration(begin_us, end_us, result);
+    parts_.metrics->OnStep(static_cast<double>(took_us) * 1e-6, result);
     Publish();
     if (result.failed()) {
       LogError("a step failed",
-               {{"sequences", result.sequences}, {"why", result.failure.ToString()}});
+               {{"sequences", result.finished_sequences}, {"why", result.failure.ToString()}});
     }
     if (core_->engine().quarantine_is_stuck()) {
       Replace("a transport does not give its blocks back; this worker exits to be replaced");
@@ -95,6 +96,17 @@ void EngineLoop::Run() {
     const int64_t sleep_us = std::clamp<int64_t>(result.next_wakeup_us - end_us, 0, kMaxSleepUs);
     if (sleep_us > 0) parts_.commands->WaitFor(std::chrono::microseconds(sleep_us));
   }
+}
+
+// Microseconds of the step that was finished: since it was begun, or since the one before was over.
+int64_t EngineLoop::TakeDuration(int64_t begin_us, int64_t end_us,
+                                 const Engine::StepResult& result) {
+  if (result.sequences > 0) begun_us_.push_back(begin_us);
+  if (result.finished_sequences == 0) return 0;
+  const int64_t since_us = std::max(begun_us_.front(), finished_us_);
+  begun_us_.pop_front();
+  finished_us_ = end_us;
+  return end_us - since_us;
 }
 
 // Blocks that a transport may still touch cannot be freed: only the end of the process does it. At

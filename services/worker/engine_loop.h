@@ -61,6 +61,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   explicit EngineLoop(const EngineLoopParts& parts) : parts_(parts) {}
   void Run();
   [[noreturn]] void Replace(std::string_view why);
+  int64_t TakeDuration(int64_t begin_us, int64_t end_us, const Engine::StepResult& result);
   void Apply(const EngineCommand& command);
   void Publish();
   void StampProgress() const { progress_us_ = clock_.NowUs(); }
@@ -85,6 +86,8 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   const EngineLoopParts parts_;
   const SteadyClock clock_;
   std::unique_ptr<WorkerCore> core_;
+  std::deque<int64_t> begun_us_;  // Of steps that are begun and not finished.
+  int64_t finished_us_ = 0;       // Of the last that was.
 
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};

@@ -113,9 +113,9 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
 }
 
 void WorkerMetrics::OnStep(double seconds, const Engine::StepResult& step) {
-  if (step.sequences > 0) {
+  if (step.finished_sequences > 0) {
     step_seconds_.Observe(seconds);
-    batch_sequences_.Observe(step.sequences);
+    batch_sequences_.Observe(step.finished_sequences);
   }
   preemptions_.Increment(step.preempted);
   if (step.failed()) failed_steps_.Increment();

@@ -25,6 +25,7 @@ class WorkerMetrics {
   // `registry` outlives this.
   WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry);
 
+  // `seconds`: of the step that was finished.
   void OnStep(double seconds, const Engine::StepResult& step);
   void OnLoad(const WorkerLoad& load);
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }

@@ -69,7 +69,7 @@ TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
   metrics.OnPrompt({.cached_tokens = 5});
   metrics.OnPrompt({.cached_tokens = 6, .by_prefill = true});
   metrics.OnPromptComputed(/*waited_seconds=*/7, /*computed_seconds=*/8);
-  metrics.OnStep(3, {.sequences = 2, .preempted = 9});
+  metrics.OnStep(3, {.finished_sequences = 2, .preempted = 9});
   metrics.OnStep(1, {.failure = absl::InternalError("no device")});
   metrics.OnSubmit(/*prompt_tokens=*/21);
   for (int i = 0; i < 22; ++i) metrics.OnToken();
