@@ -18,8 +18,8 @@ namespace tandem {
 // Engine thread only.
 class CudaStream {
  public:
-  // Of steps; or urgent: what is enqueued goes first where a multiprocessor has room, as steps
-  // never end.
+  // A stream of steps; or an urgent one: what is enqueued goes first where a multiprocessor has
+  // room, as steps never end.
   enum class Kind : uint8_t { kSteps, kUrgent };
   static absl::StatusOr<std::unique_ptr<CudaStream>> Create(Kind kind = Kind::kSteps);
   ~CudaStream();

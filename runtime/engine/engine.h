@@ -109,7 +109,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   // ---- One step: expire, grant, schedule, begin; then finish, publish ----
   struct StepResult {
     bool again = false;              // Call again at once.
-    int32_t tokens = 0;              // Of the step that was begun.
+    int32_t tokens = 0;              // What the step has that was begun.
     int32_t sequences = 0;           // In its batch; 0: none was begun.
     int32_t finished_sequences = 0;  // In that of the step that was finished; 0: none was.
     int32_t preempted = 0;           // Sequences that gave their blocks back, to be recomputed.

@@ -87,7 +87,7 @@ class ModelExecutor final : public Executor {
   };
   // A step that is begun and not finished.
   struct Step {
-    std::vector<RunEnd> ends;  // Of each run.
+    std::vector<RunEnd> ends;  // One a run.
     LogitQueries queries;
     LogitQueries waiting;  // Draws that came later; rows from first_waiting_row on.
     int32_t first_waiting_row = 0;
@@ -137,7 +137,7 @@ class ModelExecutor final : public Executor {
   Step steps_[kMaxStepsBegun];
   int64_t num_begun_ = 0;
   int64_t num_finished_ = 0;
-  StepOutput output_;  // Of the step that was finished last.
+  StepOutput output_;  // The step's that was finished last.
 };
 
 }  // namespace tandem

@@ -116,7 +116,7 @@ class Decoder {
   const int64_t max_tokens_;
   const int64_t max_logit_rows_;
   std::vector<KvLayerView> kv_;  // One a layer.
-  // Of the last Forward: T, R and where its rows are.
+  // T and R of the last Forward, and where its rows are.
   int64_t num_rows_ = 0;
   int64_t num_logit_rows_ = 0;
   DevicePtr<const int32_t> logit_rows_;

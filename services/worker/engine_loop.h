@@ -86,8 +86,8 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   const EngineLoopParts parts_;
   const SteadyClock clock_;
   std::unique_ptr<WorkerCore> core_;
-  std::deque<int64_t> begun_us_;  // Of steps that are begun and not finished.
-  int64_t finished_us_ = 0;       // Of the last that was.
+  std::deque<int64_t> begun_us_;  // When steps began that are not finished.
+  int64_t finished_us_ = 0;       // When the last one was.
 
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};

@@ -135,7 +135,8 @@ class Script {
 // What the runtime was asked, as a message has it.
 std::string DoingOf(const std::string& call) {
   if (call == "cudaMalloc" || call == "cudaMallocHost") return "allocating";
-  if (call == "cudaStreamCreateWithPriority" || call == "cudaEventCreateWithFlags") return "creating";
+  if (call == "cudaStreamCreateWithPriority" || call == "cudaEventCreateWithFlags")
+    return "creating";
   if (call == "cudaEventRecord") return "recording an event";
   if (call == "cudaStreamSynchronize" || call == "cudaEventSynchronize") return "waiting for";
   if (call == "cudaStreamBeginCapture" || call == "cudaStreamEndCapture") return "capturing";

@@ -64,7 +64,7 @@ bool IsThere(const std::string& name) {
   return std::filesystem::exists("/sys/class/infiniband/" + device, error);
 }
 
-// Of one that is not there UCX warns, and goes on without: no block would come or go.
+// UCX warns of one that is not there, and goes on without: no block would come or go.
 absl::Status CheckInterfaces(const std::string& devices) {
   const std::vector<std::string> names = absl::StrSplit(devices, ',', absl::SkipEmpty());
   for (const std::string& name : names) {

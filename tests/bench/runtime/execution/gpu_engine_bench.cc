@@ -20,7 +20,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -46,16 +45,22 @@ constexpr char kConfig[] = R"({
 
 constexpr int32_t kBlockTokens = 16;
 constexpr int32_t kContext = 1024;  // behind each decode
-constexpr int32_t kPrompt = 2048;
+constexpr int32_t kPromptTokens = 2048;
 constexpr int32_t kMostSequences = 64;
-constexpr int32_t kBlocksEach = (kPrompt + kContext) / kBlockTokens;
+constexpr int32_t kBlocksEach = (kPromptTokens + kContext) / kBlockTokens;
 constexpr int32_t kSteps = 20;  // of one measurement
-constexpr auto kIdle = std::chrono::microseconds(200);
+constexpr auto kBusy = std::chrono::microseconds(200);
 
 double SecondsOf(const std::function<void()>& run) {
   const auto begin = std::chrono::steady_clock::now();
   run();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void BeBusy(std::chrono::microseconds busy) {
+  const auto until = std::chrono::steady_clock::now() + busy;
+  while (std::chrono::steady_clock::now() < until) {
+  }
 }
 
 class Bench {
@@ -80,10 +85,10 @@ class Bench {
     executor_ = Must(ModelExecutor::Create({.block_tokens = kBlockTokens,
                                             .num_blocks = kMostSequences * kBlocksEach,
                                             .max_sequences = kMostSequences,
-                                            .max_batched_tokens = kPrompt + kMostSequences,
-                                            .max_model_tokens = kPrompt + kContext},
+                                            .max_batched_tokens = kPromptTokens + kMostSequences,
+                                            .max_model_tokens = kPromptTokens + kContext},
                                            model_.get(), backend_.get(), {}));
-    for (int32_t i = 0; i < kPrompt; ++i) tokens_.push_back(16 + i * 7 % 1000);
+    for (int32_t i = 0; i < kPromptTokens; ++i) tokens_.push_back(16 + i * 7 % 1000);
     for (int32_t s = 0; s < kMostSequences; ++s) {
       std::vector<BlockId>& table = tables_.emplace_back();
       for (int32_t i = 0; i < kBlocksEach; ++i) table.push_back(s * kBlocksEach + i);
@@ -178,12 +183,13 @@ class Bench {
           absl::StrFormat("  %.2f of the copy", copy / place));
   }
 
-  // Steps that go on after each other, for each the host's `idle`: what they have drawn at last.
+  // Steps that go on after each other, for each of which the host is also `busy`: what they have
+  // drawn at last.
   std::vector<int32_t> Generate(std::vector<Part> parts, bool overlaps,
-                                std::chrono::microseconds idle) {
+                                std::chrono::microseconds busy) {
     Begin(parts, After::kPrompt);
     for (int32_t i = 1; i < kSteps; ++i) {
-      std::this_thread::sleep_for(idle);
+      BeBusy(busy);
       for (Part& part : parts) ++part.position;
       if (!overlaps) Finish();
       Begin(parts, overlaps ? After::kUnseen : After::kSeen);
@@ -193,8 +199,8 @@ class Bench {
     return drawn_;
   }
   double StepSeconds(const std::vector<Part>& parts, bool overlaps,
-                     std::chrono::microseconds idle) {
-    return Median([&] { Generate(parts, overlaps, idle); }) / kSteps;
+                     std::chrono::microseconds busy) {
+    return Median([&] { Generate(parts, overlaps, busy); }) / kSteps;
   }
 
   void Decode(int32_t sequences) {
@@ -208,9 +214,9 @@ class Bench {
         << sequences << " sequences have other tokens where steps overlap";
     const double overlapped = StepSeconds(parts, true, microseconds(0));
     Print(name + ", overlapping", overlapped);
-    const double idle = StepSeconds(parts, true, kIdle);
-    Print(name + ", overlapping, the host idle for 200 us", idle,
-          absl::StrFormat("  %.3f of the step shows", (idle - overlapped) / overlapped));
+    const double busy = StepSeconds(parts, true, kBusy);
+    Print(name + ", overlapping, the host busy for 200 us", busy,
+          absl::StrFormat("  %.3f of the step shows", (busy - overlapped) / overlapped));
   }
 
   void Hybrid(int32_t chunk, int32_t decodes) {
@@ -228,12 +234,12 @@ class Bench {
           absl::StrFormat("  %.1f times cheaper", of_decode / (of_both - of_chunk)));
   }
 
-  // Each request has a prompt of kPrompt / chunk chunks and as many outputs as there are decodes
-  // beside these, so that all steps are alike.
+  // Each request has a prompt of kPromptTokens / chunk chunks and as many outputs as there are
+  // decodes beside these, so that all steps are alike.
   void EndToEnd(int32_t chunk, int32_t batch) {
-    const int32_t chunks = kPrompt / chunk, outputs = chunks * (batch - 1);
+    const int32_t chunks = kPromptTokens / chunk, outputs = chunks * (batch - 1);
     const double prompts_first = Median([&] {
-      for (int32_t i = 0; i < batch; ++i) Step({{.sequence = i, .tokens = kPrompt}});
+      for (int32_t i = 0; i < batch; ++i) Step({{.sequence = i, .tokens = kPromptTokens}});
       for (int32_t i = 0; i < outputs; ++i) Step(Decodes(0, batch));
     });
     const double hybrid = Median([&] {
@@ -244,7 +250,7 @@ class Bench {
       }
     });
     const std::string name =
-        absl::StrCat(batch, " requests of ", kPrompt, " in and ", outputs, " out");
+        absl::StrCat(batch, " requests of ", kPromptTokens, " in and ", outputs, " out");
     Print(name + ": prompts first", prompts_first);
     Print(name + ": chunks of " + std::to_string(chunk) + " with decodes", hybrid,
           absl::StrFormat("  %.2f times as fast", prompts_first / hybrid));
