@@ -62,105 +62,85 @@ __device__ __forceinline__ void FenceProducts() {
 template <int kColumns>
 __device__ void WarpgroupMma(float* d, const uint32_t (&a)[4], uint64_t b, bool adds);
 
-#define TANDEM_EIGHT(i)                                                                       \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
+// Registers of D as the instruction has them, sixteen at a time, and the operands that they are.
+#define TANDEM_D0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TANDEM_D1 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TANDEM_D2 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TANDEM_D3 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TANDEM_D4 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TANDEM_D5 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TANDEM_D6 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define TANDEM_D7                                                                                \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
+#define TANDEM_FOUR(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define TANDEM_SIXTEEN(c, i) \
+  TANDEM_FOUR(c, i), TANDEM_FOUR(c, i + 4), TANDEM_FOUR(c, i + 8), TANDEM_FOUR(c, i + 12)
+#define TANDEM_SIXTY_FOUR(c, i)                                               \
+  TANDEM_SIXTEEN(c, i), TANDEM_SIXTEEN(c, i + 16), TANDEM_SIXTEEN(c, i + 32), \
+      TANDEM_SIXTEEN(c, i + 48)
+// `rest`: what the instruction says of its numbers behind `adds`.
+#define TANDEM_PRODUCT(kind, numbers_of_d, of_a, of_b, of_adds, rest, ...)                        \
+  asm volatile("{ .reg .pred adds; setp.ne.b32 adds, " of_adds                                    \
+               ", 0; wgmma.mma_async.sync.aligned." kind " {" numbers_of_d "}, {" of_a "}, " of_b \
+               ", adds" rest "; }"                                                                \
+               : __VA_ARGS__                                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
+
 template <>
 __device__ __forceinline__ void WarpgroupMma<64>(float* d, const uint32_t (&a)[4], uint64_t b,
                                                  bool adds) {
-  asm volatile(
-      "{ .reg .pred adds; setp.ne.b32 adds, %37, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, adds, 1, 1, 0; }"
-      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+  TANDEM_PRODUCT("m64n64k16.f32.bf16.bf16", TANDEM_D0 TANDEM_D1, "%32, %33, %34, %35", "%36", "%37",
+                 ", 1, 1, 0", TANDEM_SIXTEEN("+f", 0), TANDEM_SIXTEEN("+f", 16));
 }
 template <>
 __device__ __forceinline__ void WarpgroupMma<96>(float* d, const uint32_t (&a)[4], uint64_t b,
                                                  bool adds) {
-  asm volatile(
-      "{ .reg .pred adds; setp.ne.b32 adds, %53, 0; "
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-      "{%48, %49, %50, %51}, %52, adds, 1, 1, 0; }"
-      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
-        TANDEM_EIGHT(40)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+  TANDEM_PRODUCT("m64n96k16.f32.bf16.bf16", TANDEM_D0 TANDEM_D1 TANDEM_D2, "%48, %49, %50, %51",
+                 "%52", "%53", ", 1, 1, 0", TANDEM_SIXTEEN("+f", 0), TANDEM_SIXTEEN("+f", 16),
+                 TANDEM_SIXTEEN("+f", 32));
 }
 template <>
 __device__ __forceinline__ void WarpgroupMma<128>(float* d, const uint32_t (&a)[4], uint64_t b,
                                                   bool adds) {
-  asm volatile(
-      "{ .reg .pred adds; setp.ne.b32 adds, %69, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, adds, 1, 1, 0; }"
-      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
-        TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+  TANDEM_PRODUCT("m64n128k16.f32.bf16.bf16", TANDEM_D0 TANDEM_D1 TANDEM_D2 TANDEM_D3,
+                 "%64, %65, %66, %67", "%68", "%69", ", 1, 1, 0", TANDEM_SIXTY_FOUR("+f", 0));
 }
 template <>
 __device__ __forceinline__ void WarpgroupMma<256>(float* d, const uint32_t (&a)[4], uint64_t b,
                                                   bool adds) {
-  asm volatile(
-      "{ .reg .pred adds; setp.ne.b32 adds, %133, 0; "
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127}, "
-      "{%128, %129, %130, %131}, %132, adds, 1, 1, 0; }"
-      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
-        TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56), TANDEM_EIGHT(64), TANDEM_EIGHT(72),
-        TANDEM_EIGHT(80), TANDEM_EIGHT(88), TANDEM_EIGHT(96), TANDEM_EIGHT(104), TANDEM_EIGHT(112),
-        TANDEM_EIGHT(120)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+  TANDEM_PRODUCT("m64n256k16.f32.bf16.bf16",
+                 TANDEM_D0 TANDEM_D1 TANDEM_D2 TANDEM_D3 TANDEM_D4 TANDEM_D5 TANDEM_D6 TANDEM_D7,
+                 "%128, %129, %130, %131", "%132", "%133", ", 1, 1, 0", TANDEM_SIXTY_FOUR("+f", 0),
+                 TANDEM_SIXTY_FOUR("+f", 64));
 }
-#undef TANDEM_EIGHT
 
 // The same of 32 numbers of 8 bits in the place of sixteen of bf16, summed in 32 bits; each warp
 // has its parts as with MmaInt8.
 template <int kColumns>
 __device__ void WarpgroupMmaInt8(int32_t* d, const uint32_t (&a)[4], uint64_t b, bool adds);
 
-#define TANDEM_EIGHT(i)                                                                       \
-  "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), \
-      "+r"(d[i + 6]), "+r"(d[i + 7])
 template <>
 __device__ __forceinline__ void WarpgroupMmaInt8<256>(int32_t* d, const uint32_t (&a)[4],
                                                       uint64_t b, bool adds) {
-  asm volatile(
-      "{ .reg .pred adds; setp.ne.b32 adds, %133, 0; "
-      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127}, "
-      "{%128, %129, %130, %131}, %132, adds; }"
-      : TANDEM_EIGHT(0), TANDEM_EIGHT(8), TANDEM_EIGHT(16), TANDEM_EIGHT(24), TANDEM_EIGHT(32),
-        TANDEM_EIGHT(40), TANDEM_EIGHT(48), TANDEM_EIGHT(56), TANDEM_EIGHT(64), TANDEM_EIGHT(72),
-        TANDEM_EIGHT(80), TANDEM_EIGHT(88), TANDEM_EIGHT(96), TANDEM_EIGHT(104), TANDEM_EIGHT(112),
-        TANDEM_EIGHT(120)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+  TANDEM_PRODUCT("m64n256k32.s32.s8.s8",
+                 TANDEM_D0 TANDEM_D1 TANDEM_D2 TANDEM_D3 TANDEM_D4 TANDEM_D5 TANDEM_D6 TANDEM_D7,
+                 "%128, %129, %130, %131", "%132", "%133", "", TANDEM_SIXTY_FOUR("+r", 0),
+                 TANDEM_SIXTY_FOUR("+r", 64));
 }
-#undef TANDEM_EIGHT
+#undef TANDEM_D0
+#undef TANDEM_D1
+#undef TANDEM_D2
+#undef TANDEM_D3
+#undef TANDEM_D4
+#undef TANDEM_D5
+#undef TANDEM_D6
+#undef TANDEM_D7
+#undef TANDEM_FOUR
+#undef TANDEM_SIXTEEN
+#undef TANDEM_SIXTY_FOUR
+#undef TANDEM_PRODUCT
 
 // The thread's products since the last commit become a group.
 __device__ __forceinline__ void CommitProducts() {
