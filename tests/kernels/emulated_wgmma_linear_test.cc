@@ -2,8 +2,6 @@
 // mean, in 8 bits and behind barriers of phases, and that layers by them have the bits of those by
 // a warp's products, or do without.
 
-#include <gtest/gtest-spi.h>
-
 #include <cstring>
 #include <set>
 #include <string>
@@ -15,7 +13,7 @@
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/simt.h"
 #include "tests/kernels/emulated_sites.h"
-#include "tests/kernels/emulated_test.h"
+#include "tests/kernels/emulated_warpgroups.h"
 #include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
@@ -161,29 +159,8 @@ TEST(EmulatedWgmmaLinearTest, ProductsReadBehindPhasesWhatWasFencedAndIsNotWritt
 
 constexpr char kOwnFile[] = "wgmma_linear.cu";
 
-class EmulatedWgmmaLayersTest : public EmulatedTest {
+class EmulatedWgmmaLayersTest : public EmulatedWarpgroupsTest {
  protected:
-  void SetUp() override {
-    EmulatedTest::SetUp();
-    if (IsSkipped()) return;
-    device_ = MakeDevice("cuda-tensor");
-    emulated::SumWarpgroupsByHalves(true);
-    of_warps_ = MakeDevice("cuda-tensor");
-    emulated::SumWarpgroupsByHalves(false);
-    emulated::TakeSites();
-  }
-  void TearDown() override {
-    emulated::SumWarpgroupsByHalves(false);
-    EmulatedTest::TearDown();
-  }
-
-  // Files whose kernels have run since the last call.
-  static std::set<std::string> TakeFiles() {
-    std::set<std::string> files;
-    for (const emulated::Site& site : emulated::TakeSites()) files.insert(site.file);
-    return files;
-  }
-
   struct LayerCase {
     LinearSpec spec;
     int64_t rows;
@@ -191,9 +168,6 @@ class EmulatedWgmmaLayersTest : public EmulatedTest {
     bool adds = false;
   };
   void ExpectSameBits(const LayerCase& c);
-
-  std::unique_ptr<TestDevice> device_;
-  std::unique_ptr<TestDevice> of_warps_;
 };
 
 void EmulatedWgmmaLayersTest::ExpectSameBits(const LayerCase& c) {
@@ -330,21 +304,16 @@ class EmulatedWgmmaLayerSitesTest : public EmulatedWgmmaLayersTest {
     Layer layer;
     ASSERT_NO_FATAL_FAILURE(
         MakeLayer(*device_, spec, {{weights.data(), spec.out_features, DType::kBF16}}, &layer));
-    const auto run = [&](uint64_t order) {
-      emulated::SetSeed(order);
-      const auto backend = MakeDevice("cuda-tensor");  // What has failed stays failed.
+    const auto run = [&] {
+      const auto backend = MakeDevice("cuda-tensor");
       const size_t output_bytes = kRows * spec.out_features * sizeof(float);
       const DeviceBuffer buffer = *backend->backend().Allocate(output_bytes);
       const auto* const output = static_cast<const std::byte*>(OnHost(buffer.data()));
-      testing::TestPartResultArray failures;  // of launches, as some should
-      testing::ScopedFakeTestPartResultReporter expects_failures(
-          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
       const absl::Status status = backend->Linear({.op = layer.op.get(),
                                                    .input = input.data(),
                                                    .output = OnHost(buffer.data()),
                                                    .num_rows = kRows});
-      const bool ok = status.ok() && emulated::TakeFault().empty();
-      return std::vector<std::byte>(output, output + (ok ? output_bytes : 0));
+      return std::vector<std::byte>(output, output + (status.ok() ? output_bytes : 0));
     };
     ExpectEachSiteIsNeeded({.files = files,
                             .launch_waits = launch_waits,

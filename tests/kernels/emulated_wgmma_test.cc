@@ -1,8 +1,6 @@
 // Products of four warps (wgmma) without a GPU: what the emulation of them means and finds wrong,
 // and prefill attention by them, which has the bits of a warp's products or is not used.
 
-#include <gtest/gtest-spi.h>
-
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -18,7 +16,7 @@
 #include "kernels/cuda/simt.h"
 #include "kernels/probe/numerics_probe.h"
 #include "tests/kernels/emulated_sites.h"
-#include "tests/kernels/emulated_test.h"
+#include "tests/kernels/emulated_warpgroups.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -232,21 +230,11 @@ TEST(EmulatedWgmmaTest, SmallCopiesAreFilledWithZeros) {
 constexpr char kOwn[] = "sm_90-tensor-wgmma";
 constexpr char kOfWarps[] = "sm_90-tensor";
 
-class EmulatedWgmmaAttentionTest : public EmulatedTest {
+class EmulatedWgmmaAttentionTest : public EmulatedWarpgroupsTest {
  protected:
   void SetUp() override {
-    EmulatedTest::SetUp();
-    if (IsSkipped()) return;
-    device_ = MakeDevice("cuda-tensor");
-    emulated::SumWarpgroupsByHalves(true);
-    of_warps_ = MakeDevice("cuda-tensor");
-    emulated::SumWarpgroupsByHalves(false);
-    reference_ = MakeDevice("reference");
-    emulated::TakeSites();
-  }
-  void TearDown() override {
-    emulated::SumWarpgroupsByHalves(false);
-    EmulatedTest::TearDown();
+    EmulatedWarpgroupsTest::SetUp();
+    if (!IsSkipped()) reference_ = MakeDevice("reference");
   }
 
   PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens, float scale = 3.5f) {
@@ -256,16 +244,8 @@ class EmulatedWgmmaAttentionTest : public EmulatedTest {
     return sequence;
   }
 
-  std::unique_ptr<TestDevice> device_;
-  std::unique_ptr<TestDevice> of_warps_;
   std::unique_ptr<TestDevice> reference_;
 };
-
-std::set<std::string> Files(const std::set<emulated::Site>& sites) {
-  std::set<std::string> files;
-  for (const emulated::Site& site : sites) files.insert(site.file);
-  return files;
-}
 
 TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
   EXPECT_EQ(device_->backend().isa(), kOwn);
@@ -278,7 +258,7 @@ TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
     paged.Add(&sequence);
     emulated::TakeSites();
     paged.Step({0}, {20}, false);
-    const std::set<std::string> files = Files(emulated::TakeSites());
+    const std::set<std::string> files = TakeFiles();
     EXPECT_EQ(files.contains("wgmma_prefill.cu"), device == device_.get());
     EXPECT_EQ(files.contains("tensor_prefill.cu"), device == of_warps_.get());
   }
@@ -364,11 +344,7 @@ class EmulatedWgmmaSitesTest : public EmulatedWgmmaAttentionTest {
     const PagedShape shape{
         .num_heads = 4, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16};
     const PagedSequence sequence = Sequence(shape, 350, 8.0f);
-    const auto run = [&](uint64_t order) {
-      emulated::SetSeed(order);
-      testing::TestPartResultArray failures;  // of launches, as some should
-      testing::ScopedFakeTestPartResultReporter expects_failures(
-          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+    const auto run = [&] {
       const auto backend = MakeDevice("cuda-tensor");
       if (backend == nullptr || backend->backend().isa() != kOwn) return std::vector<std::byte>();
       PagedCase paged(backend.get(), shape, 32, 16, 5);
@@ -376,7 +352,7 @@ class EmulatedWgmmaSitesTest : public EmulatedWgmmaAttentionTest {
       auto all = paged.Step({0}, {20}, false);
       const auto rest = paged.Step({0}, {330}, false);
       all.insert(all.end(), rest.begin(), rest.end());
-      return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
+      return all;
     };
     ExpectEachSiteIsNeeded({.files = "wgmma_",
                             .launch_waits = launch_waits,

@@ -170,33 +170,26 @@ class PagedCase {
     const auto num_sequences = static_cast<int64_t>(written.num_tokens.size());
     std::vector<std::byte> output(written.query.size());
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    const auto with_shape = [&](auto args) {
+      args.query = written.query.data();
+      args.kv = view_;
+      args.block_table = written.table.data();
+      args.output = output.data();
+      args.num_sequences = num_sequences;
+      args.max_blocks = written.max_blocks;
+      args.num_heads = shape_.num_heads;
+      args.compute_dtype = shape_.dtype;
+      args.softmax_scale = scale;
+      args.score_cap = shape_.score_cap;
+      args.window = shape_.window;
+      return args;
+    };
     if (decode) {
-      Ok(device->DecodeAttention({.query = written.query.data(),
-                                  .kv = view_,
-                                  .block_table = written.table.data(),
-                                  .num_tokens = written.num_tokens.data(),
-                                  .output = output.data(),
-                                  .num_sequences = num_sequences,
-                                  .max_blocks = written.max_blocks,
-                                  .num_heads = shape_.num_heads,
-                                  .compute_dtype = shape_.dtype,
-                                  .softmax_scale = scale,
-                                  .score_cap = shape_.score_cap,
-                                  .window = shape_.window}));
+      Ok(device->DecodeAttention(
+          with_shape(HostDecodeAttentionArgs{.num_tokens = written.num_tokens.data()})));
     } else {
-      Ok(device->PrefillAttention({.query = written.query.data(),
-                                   .kv = view_,
-                                   .block_table = written.table.data(),
-                                   .query_start = written.query_start.data(),
-                                   .num_cached = written.num_cached.data(),
-                                   .output = output.data(),
-                                   .num_sequences = num_sequences,
-                                   .max_blocks = written.max_blocks,
-                                   .num_heads = shape_.num_heads,
-                                   .compute_dtype = shape_.dtype,
-                                   .softmax_scale = scale,
-                                   .score_cap = shape_.score_cap,
-                                   .window = shape_.window}));
+      Ok(device->PrefillAttention(with_shape(HostPrefillAttentionArgs{
+          .query_start = written.query_start.data(), .num_cached = written.num_cached.data()})));
     }
     output.pop_back();
     return output;
