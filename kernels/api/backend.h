@@ -7,7 +7,8 @@
 // when their calls return. What their arguments point at, of the device or of the host, lives and
 // stays as it is until an event recorded after them, or Synchronize(), has been waited for.
 // InvalidArgument if a size or stride is out of range or a pointer that is needed is null; array
-// contents (ids, slots, block tables) are trusted.
+// contents (ids, slots, block tables) are trusted. DataLoss, from any of them, if the device is
+// lost to this process with all that is in its memory: nothing succeeds there again.
 //
 // Memory of a backend is elsewhere: the host has no pointer to it (device_ptr.h), only copies.
 // Where it is the host's own memory after all, mirrors and weights are one memory with what the

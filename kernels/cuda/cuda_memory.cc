@@ -5,12 +5,38 @@
 
 namespace tandem {
 
+namespace {
+
+absl::StatusCode CodeOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::StatusCode::kResourceExhausted;
+    // Those of which CUDA's manual says that the process must end before it can use CUDA again.
+    case cudaErrorContained:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
+      return absl::StatusCode::kDataLoss;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+}  // namespace
+
 absl::Status CudaStatus(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return absl::OkStatus();
-  const auto message =
-      absl::StrFormat("%s: %s (%s)", doing, cudaGetErrorString(error), cudaGetErrorName(error));
-  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(message)
-                                            : absl::InternalError(message);
+  return {CodeOf(error), absl::StrFormat("%s: %s (%s)", doing, cudaGetErrorString(error),
+                                         cudaGetErrorName(error))};
 }
 
 CudaScratch::~CudaScratch() { Free(); }

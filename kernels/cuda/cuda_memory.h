@@ -13,7 +13,8 @@
 
 namespace tandem {
 
-// ResourceExhausted if memory is what lacks, else Internal; `doing` says what failed.
+// ResourceExhausted if memory is what lacks, DataLoss if the error stays (Backend), else Internal;
+// `doing` says what failed.
 absl::Status CudaStatus(cudaError_t error, const char* doing);
 
 // Memory for what is enqueued on one stream, one after the other. Engine thread only.

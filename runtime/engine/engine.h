@@ -140,7 +140,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   bool quarantine_is_stuck() const;
   // The last kMaxFailedSteps steps have failed, not counting those begun before it was known that
   // the one before had: more than one poisonous request has attempts, so it is this process that
-  // cannot compute, and it is to be replaced.
+  // cannot compute, and it is to be replaced. Or the last one has, and its device is lost.
   bool steps_keep_failing() const { return failed_steps_ >= kMaxFailedSteps; }
 
   // Any thread. The tokens of the oldest step that is not finished, for who finds that it has no
@@ -212,7 +212,7 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   // ---- publish.cc ----
   absl::Status Publish(const BegunStep& step, StepOutput* outputs);
-  void CountFailure(uint64_t number, bool ok);
+  void CountFailure(uint64_t number, const absl::Status& status);
   void ShowOldestStep();
   void FailRun(EngineSequence* sequence, const absl::Status& status);
   void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);

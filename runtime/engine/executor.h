@@ -115,11 +115,12 @@ class Executor {
   // returns.
   virtual void BeginDraws(int32_t run, std::span<const Draw> draws) = 0;
   // Returns when the oldest step that was begun is over. Its output is there, to move from, until
-  // the next call. Not OK: the whole step failed (Internal); nothing of it may be published.
+  // the next call. Not OK: the whole step failed; nothing of it may be published. DataLoss: the
+  // device is lost to this process, and so is every step that follows.
   virtual absl::StatusOr<StepOutput*> Finish() = 0;
 
   // crc32c[i]: the CRC-32C of the bytes of blocks[i] as they are now; no step that is begun writes
-  // to them. Not OK: the device failed, and nothing is told.
+  // to them. Not OK, as of Finish: the device failed, and nothing is told.
   virtual absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) = 0;
 
   // Nobody reads what is in the block again, and whoever writes there next may be a transport. What

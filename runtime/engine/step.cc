@@ -155,7 +155,7 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
       }
     }
   }
-  CountFailure(number, status.ok());
+  CountFailure(number, status);
   finished_ = number;
   ShowOldestStep();
   BeginWaitingDraws();
@@ -168,9 +168,11 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
 }
 
 // What fails behind a step that failed, and was begun before anybody knew, is the same failure.
-void Engine::CountFailure(uint64_t number, bool ok) {
-  if (ok) {
+void Engine::CountFailure(uint64_t number, const absl::Status& status) {
+  if (status.ok()) {
     failed_steps_ = 0;
+  } else if (absl::IsDataLoss(status)) {
+    failed_steps_ = kMaxFailedSteps;
   } else if (number > last_excused_) {
     ++failed_steps_;
     last_excused_ = begun_;

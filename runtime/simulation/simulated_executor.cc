@@ -25,10 +25,12 @@ absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* outp
   }
   output->runs.resize(input.runs.size());
   for (size_t i = 0; i < input.runs.size(); ++i) Run(input.runs[i], &output->runs[i]);
-  if (std::exchange(fail_next_step_, false) || failed_by_.has_value()) {
+  absl::Status failure = std::exchange(next_failure_, absl::OkStatus());
+  if (failed_by_.has_value()) failure.Update(absl::InternalError("a payload made it fail"));
+  if (!failure.ok()) {
     for (const SequenceRun& run : input.runs) Spoil(run);
     output->runs.clear();
-    return absl::InternalError("it was told to fail");
+    return failure;
   }
   largest_batch_ = std::max(largest_batch_, static_cast<int32_t>(input.runs.size()));
   num_steps_.fetch_add(1, std::memory_order_relaxed);

@@ -9,8 +9,10 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "runtime/engine/executor.h"
 #include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/simulation/simulated_model.h"
@@ -55,9 +57,11 @@ class SimulatedExecutor final : public SynchronousExecutor {
   }
   int64_t block_bytes() const { return int64_t{options_.block_tokens} * 8; }
 
-  // The next Execute returns Internal. What it should have written holds garbage then.
-  void FailNextStep() { fail_next_step_ = true; }
-  // So do the next so many BlockChecksums.
+  // The next Execute returns `failure`. What it should have written holds garbage then.
+  void FailNextStep(absl::Status failure = absl::InternalError("it was told to fail")) {
+    next_failure_ = std::move(failure);
+  }
+  // The next so many BlockChecksums return Internal.
   void FailChecksums(int32_t times) { failing_checksums_ = times; }
 
   // From now on each run that may draw several tokens draws so many, if they have a place.
@@ -91,7 +95,7 @@ class SimulatedExecutor final : public SynchronousExecutor {
   const SimulatedModel model_;
   std::vector<uint64_t> slots_;  // [block][token]
   std::atomic<uint64_t> num_steps_{0};
-  bool fail_next_step_ = false;
+  absl::Status next_failure_;
   int32_t failing_checksums_ = 0;
   std::optional<int32_t> draw_each_;
   std::optional<uint64_t> killed_by_, failed_by_;

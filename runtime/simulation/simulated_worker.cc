@@ -19,7 +19,8 @@ constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
 constexpr int64_t kDrainUs = 1'500'000;
 constexpr int64_t kRestartUs = 300'000;
 constexpr int64_t kTurnUs = 20;  // The least time that an engine's thread takes beside its device.
-constexpr int64_t kAuditEvery = 8;  // Events of one worker.
+constexpr int64_t kAuditEvery = 8;   // Events of one worker.
+constexpr double kLostDevice = 0.1;  // the share of steps that fail
 
 }  // namespace
 
@@ -154,14 +155,19 @@ void SimulatedWorker::ScheduleStep(int64_t at_us) {
   });
 }
 
+void SimulatedWorker::MayFailStep() {
+  Random* const random = world_->random();
+  const bool fails = random->Chance(world_->network()->faults().failed_step);
+  if (!fails && sick_until_us_ <= world_->now_us()) return;
+  life_->executor->FailNextStep(random->Chance(kLostDevice)
+                                    ? absl::DataLossError("the device is lost")
+                                    : absl::InternalError("the step is to fail"));
+}
+
 void SimulatedWorker::Step() {
   if (shape_.overlap_steps) return StepOverlapping();
-  Random* const random = world_->random();
-  const SimulatedFaults& faults = world_->network()->faults();
   for (const Command& command : std::exchange(life_->commands, {})) Apply(command);
-  if (random->Chance(faults.failed_step) || sick_until_us_ > world_->now_us()) {
-    life_->executor->FailNextStep();
-  }
+  MayFailStep();
   life_->steps_executed = life_->executor->work_done();
   life_->in_step = true;
   const Engine& engine = life_->core->engine();
@@ -201,11 +207,7 @@ bool SimulatedWorker::ReplaceIfBroken(const Engine::StepResult& result) {
     Replace();
     return true;
   }
-  if (engine.steps_keep_failing()) {
-    world_->Log(process_.name, "every step fails");
-    Replace();
-    return true;
-  }
+  if (engine.steps_keep_failing()) Drain();
   if (result.failed() && life_->executor->failed_by().has_value()) {
     world_->book()->CountKill(*life_->executor->failed_by(), id_.incarnation, life_->over);
   }
@@ -262,11 +264,7 @@ void SimulatedWorker::StepOverlapping() {
 }
 
 void SimulatedWorker::FinishOverlapping() {
-  Random* const random = world_->random();
-  if (random->Chance(world_->network()->faults().failed_step) ||
-      sick_until_us_ > world_->now_us()) {
-    life_->executor->FailNextStep();
-  }
+  MayFailStep();
   life_->step_ends_us.pop_front();
   life_->last_step_us = std::max(life_->last_step_us, world_->now_us());
   life_->finishing = true;

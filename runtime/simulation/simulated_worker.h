@@ -200,6 +200,7 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
   void Over(const AttemptId& attempt);
   void End(bool with_host, EndCause cause);
   void ScheduleStep(int64_t at_us);
+  void MayFailStep();
   void Step();
   void StepOverlapping();
   int64_t BeginOverlapping();

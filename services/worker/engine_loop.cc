@@ -88,8 +88,9 @@ void EngineLoop::Run() {
     if (core_->engine().quarantine_is_stuck()) {
       Replace("a transport does not give its blocks back; this worker exits to be replaced");
     }
-    if (core_->engine().steps_keep_failing()) {
-      Replace("every step fails; this worker exits to be replaced");
+    if (core_->engine().steps_keep_failing() && !std::exchange(failing_, true)) {
+      LogError("no step succeeds here any more; this worker drains and exits to be replaced");
+      parts_.on_failing();
     }
     busy_ = false;
     if (result.again) continue;

@@ -4,6 +4,8 @@
 #define TANDEM_SERVICES_WORKER_ENGINE_LOOP_H_
 
 #include <atomic>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -34,6 +36,7 @@ struct EngineLoopParts {
   PrefillPeers* prefills = nullptr;
   WatchHub* watches = nullptr;
   WorkerMetrics* metrics = nullptr;
+  std::function<void()> on_failing;  // Called once: Engine::steps_keep_failing. Engine thread.
 };
 
 class EngineLoop final : private RouterLinks, private PeerOutbox {
@@ -95,6 +98,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   std::atomic<bool> busy_{false};                       // Not waiting for commands.
   std::atomic<bool> draining_{false}, drained_{false};  // As the engine says.
   std::atomic<bool> stopping_{false};
+  bool failing_ = false;  // on_failing was called. Engine thread.
   mutable Mutex mu_;
   WorkerLoad load_ GUARDED_BY(mu_);
   std::thread thread_;

@@ -235,6 +235,10 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                              config.liveness_scale, memory_->budget(),
                                              transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, calls_.get(), commands_.get());
+  const auto on_failing = [this, end = config.on_failing] {
+    Drain();
+    if (end) end();
+  };
   TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(engine, {.commands = commands_.get(),
                                                              .executor = executor_.get(),
                                                              .receiver = receiver_.get(),
@@ -243,7 +247,8 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                                              .decodes = decodes_.get(),
                                                              .prefills = prefills_.get(),
                                                              .watches = watches_.get(),
-                                                             .metrics = metrics_.get()}));
+                                                             .metrics = metrics_.get(),
+                                                             .on_failing = on_failing}));
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));

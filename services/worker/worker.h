@@ -47,6 +47,9 @@ struct WorkerConfig {
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
   std::function<void()> on_drain;
+  // No step succeeds any more: the worker drains, and the process is to end as after on_drain, to
+  // be replaced. Engine thread. Empty: it stays.
+  std::function<void()> on_failing;
   // A step, or a copy of blocks, has no end, and the process is to end at once. Empty: it stays.
   std::function<void()> on_hung;
   int64_t memory_limit_bytes = int64_t{64} << 20;  // For what peers send and leave unread.

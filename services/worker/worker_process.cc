@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -32,6 +33,9 @@ constexpr int32_t kMaxWaitingAttempts = 1024;
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
 // The part of the time to drain that the end itself takes.
 constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
+
+// No step succeeds any more: the end asks for another process in this one's place.
+std::atomic<bool> is_failing{false};
 
 // Everything of one worker process, in the order of construction.
 struct Process {
@@ -125,6 +129,10 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
+  worker.on_failing = [] {
+    is_failing = true;
+    kill(getpid(), SIGTERM);
+  };
   worker.on_hung = [] { std::_Exit(kExitToBeReplaced); };
   worker.secret = secret;
   worker.tls = options.fleet.tls;
@@ -266,6 +274,10 @@ absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_ba
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
   WaitForSignalAndDrain(options, stop, process->worker.get());
+  if (is_failing) {
+    process->worker.reset();  // Its last words are said.
+    std::_Exit(kExitToBeReplaced);
+  }
   return absl::OkStatus();
 }
 

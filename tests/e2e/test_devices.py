@@ -14,6 +14,7 @@ from test_mixed_machines import fingerprint
 
 RESUMES = 10
 EXIT_TO_BE_REPLACED = 3
+KERNELS_HANG, KERNELS_FAIL = signal.SIGUSR1, signal.SIGUSR2  # of the emulated GPU
 PATIENT = "--liveness-scale=10"  # With who computes for seconds.
 UCX = ["--transport=ucx", "--ucx-devices=lo"]  # No peer maps anything of a device's pool.
 
@@ -119,16 +120,16 @@ def test_a_fleet_of_gpus_loses_no_token(tmp_path):
         router.wait_idle(60)
 
 
-def ask_until_one_hangs(router, requests, hangs, stand_in, *signals):
-    """The answers; once a stream has begun on `hangs`, its kernels hang and it gets the signals. It ends by itself, and
-    `stand_in` takes its place."""
+def ask_until_one_ends(router, requests, ends, stand_in, *signals):
+    """The answers; once a stream has begun on `ends`, it gets the signals. It ends by itself, and `stand_in` takes its
+    place."""
     before = router.total("tandem_generated_tokens_total")
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
         answers = pool.map(lambda request: ask(router, request), requests)
         wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
-        for number in (signal.SIGUSR1, *signals):
-            hangs.process.send_signal(number)
-        assert hangs.process.wait(60) == EXIT_TO_BE_REPLACED
+        for number in signals:
+            ends.process.send_signal(number)
+        assert ends.process.wait(60) == EXIT_TO_BE_REPLACED
         stand_in.start()
         return list(answers)
 
@@ -143,7 +144,7 @@ def test_a_gpu_whose_kernels_hang_is_left_and_its_streams_go_on(tmp_path, hybrid
         router.wait_alive("hybrid", 2)
         other.kill()
         router.wait_alive("hybrid", 1)
-        assert ask_until_one_hangs(router, requests, gpu, other) == want
+        assert ask_until_one_ends(router, requests, gpu, other, KERNELS_HANG) == want
         assert "a step has no end" in gpu.log_path.read_text()
         assert router.total("tandem_stream_resumes_total") > 0
         gpu.start()
@@ -160,7 +161,19 @@ def test_a_gpu_whose_kernels_hang_ends_when_it_is_asked_to(tmp_path, hybrid):
         router.wait_alive("hybrid", 2)
         other.kill()
         router.wait_alive("hybrid", 1)
-        assert ask_until_one_hangs(router, requests, gpu, other, signal.SIGTERM) == want
+        assert ask_until_one_ends(router, requests, gpu, other, KERNELS_HANG, signal.SIGTERM) == want
         assert "something that it waits for has no end" in gpu.log_path.read_text()
         gpu.start()
         router.wait_alive("hybrid", 2)
+
+
+def test_a_gpu_that_is_lost_ends_at_once_and_its_streams_go_on_in_its_next_process(tmp_path, hybrid):
+    """There is no other worker: a second step on the dead device would be an attempt of all streams for nothing."""
+    requests = short_requests(47, 2)
+    want = [ask(hybrid, request) for request in requests]
+    gpu = worker(tmp_path, "gpu", "--isa=fma", PATIENT, "--transport=grpc")
+    with gpu, Router(tmp_path, [gpu], PATIENT) as router:
+        router.wait_alive("hybrid", 1)
+        assert ask_until_one_ends(router, requests, gpu, gpu, KERNELS_FAIL) == want
+        assert gpu.log_path.read_text().count("a step failed") <= 2  # Another may have been begun behind the first.
+        assert router.total("tandem_stream_resumes_total") > 0

@@ -14,7 +14,6 @@
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/support/host_args.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/engine/engine.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/model.h"
 #include "runtime/transport/stream/staging_buffers.h"
@@ -260,7 +259,8 @@ INSTANTIATE_TEST_SUITE_P(Errors, EmulatedFaultsTest,
                          testing::Values(cudaErrorUnknown, cudaErrorMemoryAllocation),
                          [](const auto& test) { return cudaGetErrorName(test.param); });
 
-// A kernel's own error stays: every step fails from then on, until kMaxFailedSteps end the process.
+// A kernel's own error stays: the first step says that the device is lost, and every one fails from
+// then on.
 TEST(EmulatedStickyTest, AfterAKernelHasFailedEveryStepFails) {
   int sticky = 0;
   for (int call = 1; true; ++call) {
@@ -274,8 +274,8 @@ TEST(EmulatedStickyTest, AfterAKernelHasFailedEveryStepFails) {
     if (name.empty()) break;
     if (name != "a kernel's launch" && name != "cudaMemcpyAsync") continue;
     ++sticky;
-    EXPECT_TRUE(absl::IsInternal(first)) << first;
-    for (int step = 1; step < kMaxFailedSteps; ++step) {
+    EXPECT_TRUE(absl::IsDataLoss(first)) << first;
+    for (int step = 1; step < 8; ++step) {
       const absl::Status failed = script.Do(step % 4).status();
       EXPECT_NE(failed.ToString().find("unspecified launch failure"), std::string::npos)
           << call << ", " << name << ", step " << step << ": " << failed;

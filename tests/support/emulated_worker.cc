@@ -1,5 +1,5 @@
 // tandem-worker on an emulated GPU (kernels/cuda/emulated), for end-to-end tests. From SIGUSR1 on
-// its kernels hang. For UCX its memory is what it is, the host's.
+// its kernels hang, from SIGUSR2 on they fail. For UCX its memory is what it is, the host's.
 
 #include <signal.h>
 
@@ -9,6 +9,7 @@
 
 int main(int argc, char** argv) {
   signal(SIGUSR1, [](int) { tandem::emulated::Hang(true); });
+  signal(SIGUSR2, [](int) { tandem::emulated::Break(); });
   return tandem::RunWorkerProcess(
       std::vector<std::string>(argv + 1, argv + argc),
       [](const tandem::BackendOptions& options) {

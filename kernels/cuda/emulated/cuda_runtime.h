@@ -20,9 +20,21 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
-  cudaErrorUnknown = 999,
+  cudaErrorContained = 226,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorLaunchTimeout = 702,
+  cudaErrorAssert = 710,
+  cudaErrorHardwareStackError = 714,
+  cudaErrorIllegalInstruction = 715,
+  cudaErrorMisalignedAddress = 716,
+  cudaErrorInvalidAddressSpace = 717,
+  cudaErrorInvalidPc = 718,
   cudaErrorLaunchFailure = 719,
+  cudaErrorTensorMemoryLeak = 721,
+  cudaErrorMpsClientTerminated = 810,
   cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorExternalDevice = 911,
+  cudaErrorUnknown = 999,
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToDevice = 1,
@@ -102,6 +114,9 @@ int64_t NumObjects();
 // From now on what is enqueued on any stream, if it has not begun, begins no more before this says
 // so: a kernel that hangs. Signal handlers may set it.
 void Hang(bool hangs);
+// From now on what has not begun fails, as after a kernel's illegal address. Signal handlers may
+// say so, too.
+void Break();
 
 // The `call`-th of the calls above from now on, 1 being the next, fails with `error`, once, and
 // does nothing; but who waits has waited, and what is enqueued with cudaErrorLaunchFailure fails

@@ -42,6 +42,7 @@ std::atomic<cudaError_t> failure{cudaSuccess};
 std::atomic<const char*> failed_call{nullptr};
 std::atomic<size_t> downloaded_bytes{0};
 std::atomic<bool> hanging{false};
+std::atomic<bool> broken{false};
 std::atomic<int64_t> num_objects{0};  // But memory.
 
 // cudaSuccess, unless this call is the one that is to fail.
@@ -133,7 +134,7 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work, const char*
   if (error != cudaSuccess && error != cudaErrorLaunchFailure) return error;
   FencedStream::Work later = [work = std::move(work), fails = error != cudaSuccess] {
     hanging.wait(true);
-    return !fails && work() ? absl::OkStatus() : absl::InternalError("a kernel failed");
+    return !fails && !broken && work() ? absl::OkStatus() : absl::InternalError("a kernel failed");
   };
   if (stream->captured != nullptr) {
     stream->captured->work.push_back(std::move(later));
@@ -158,6 +159,8 @@ void Hang(bool hangs) {
   hanging = hangs;
   if (!hangs) hanging.notify_all();
 }
+
+void Break() { broken = true; }
 
 void FailCall(int call, cudaError_t error) {
   failure = error;
@@ -190,10 +193,9 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorLaunchFailure";
     case cudaErrorStreamCaptureUnsupported:
       return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorUnknown:
-      break;
+    default:
+      return "cudaErrorUnknown";
   }
-  return "cudaErrorUnknown";
 }
 
 const char* cudaGetErrorString(cudaError_t error) {
@@ -212,10 +214,9 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
-    case cudaErrorUnknown:
-      break;
+    default:
+      return "unknown error";
   }
-  return "unknown error";
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {

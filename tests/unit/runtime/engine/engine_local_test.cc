@@ -611,6 +611,15 @@ TEST_F(EngineLocalTest, AWorkerWhoseStepsKeepFailingIsToBeReplaced) {
   EXPECT_EQ(fleet_.failed_steps(), int64_t{kMaxFailedSteps} - 1 + kMaxFailedSteps);
 }
 
+TEST_F(EngineLocalTest, AWorkerWhoseDeviceIsLostIsToBeReplacedAtOnce) {
+  Create();
+  fleet_.executor(0).FailNextStep(absl::DataLossError("a device's error that stays"));
+  fleet_.Submit(0, MakeSubmit(1, RandomTokens(40, 3), 10));
+  Run();
+  EXPECT_TRUE(fleet_.engine(0).steps_keep_failing());
+  EXPECT_EQ(fleet_.failed_steps(), 1);
+}
+
 TEST_F(EngineLocalTest, DrainEndsWhatRunsAndRefusesWhatComes) {
   Create();
   EXPECT_FALSE(fleet_.engine(0).drained()) << "nobody has asked it to";

@@ -39,7 +39,8 @@ class StuckWorker {
                                           .decodes = &decodes_,
                                           .prefills = &prefills_,
                                           .watches = &watches_,
-                                          .metrics = &metrics_});
+                                          .metrics = &metrics_,
+                                          .on_failing = [this] { ++times_failing_; }});
     loop_->Start();
     peer_.id = self_.worker;
     peer_.address = server_.address();
@@ -55,6 +56,8 @@ class StuckWorker {
     return Eventually([&] { return transport_.sent().size() == 10; });
   }
   FakeKvTransport& transport() { return transport_; }
+  SimulatedExecutor& executor() { return executor_; }
+  int times_failing() const { return times_failing_; }
   LivenessParts liveness_parts() {
     return {.engine = loop_.get(),
             .prefills = &prefills_,
@@ -89,6 +92,7 @@ class StuckWorker {
   WatchHub watches_{{}, &parts_.calls, &parts_.commands};
   StreamServer<proto::ToDecode> server_{kPrefillSessionMethod, &parts_,
                                         [this](auto* context) { return decodes_.Open(context); }};
+  std::atomic<int> times_failing_{0};
   std::unique_ptr<EngineLoop> loop_;
   std::atomic<bool> ready_{true};
   TestWorker peer_;
@@ -117,6 +121,26 @@ TEST(EngineLoopTest, AWorkerWhoseBlocksDoNotComeBackExitsToBeReplaced) {
   };
   EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced),
               "does not give its blocks back.*\"quarantined\":10,\"blocks\":12");
+}
+
+// Whose prompt it was learns that before.
+TEST(EngineLoopTest, ADeviceThatIsLostIsToldOnce) {
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000);
+  DecodePeer peer(worker.peer(), worker.Dial());
+  const auto submit = [&](uint64_t job) {
+    PrefillSubmit prompt = PrefillSubmitOf(MakeSubmit(job, RandomTokens(150, 1), 5));
+    prompt.job = job;
+    peer.Send(prompt);
+  };
+  for (uint64_t job = 1; job <= 2; ++job) {
+    worker.executor().FailNextStep(absl::DataLossError("an error that stays"));
+    submit(job);
+    EXPECT_EQ(peer.Refusal().status, absl::AbortedError("a step failed: an error that stays"));
+    EXPECT_TRUE(Eventually([&] { return worker.times_failing() > 0; }));
+  }
+  submit(3);
+  EXPECT_TRUE(peer.Started()) << "a later turn of the loop than that of the second failure";
+  EXPECT_EQ(worker.times_failing(), 1);
 }
 
 // A device whose copies take until they are let go.
