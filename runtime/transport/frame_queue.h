@@ -4,6 +4,7 @@
 #ifndef TANDEM_RUNTIME_TRANSPORT_FRAME_QUEUE_H_
 #define TANDEM_RUNTIME_TRANSPORT_FRAME_QUEUE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <utility>
@@ -34,6 +35,7 @@ class FrameQueue {
   }
 
   bool empty() const { return frames_.empty(); }
+  size_t size() const { return frames_.size(); }
   // There is one.
   const Frame& front() const { return frames_.front(); }
   Frame Pop() {

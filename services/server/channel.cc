@@ -22,7 +22,8 @@ constexpr int kFirstBackoffMs = 50;
 constexpr int kMaxBackoffMs = 250;
 constexpr int kKvHttp2FrameBytes = 1 << 20;
 constexpr int kKvWindowBytes = 8 << 20;
-constexpr int64_t kMostFrameBytesBesideItsBlock = 64;
+// Its header; of blocks that go elsewhere (nccl), those of a group.
+constexpr int64_t kMostFrameBytesBesideItsBlock = 128;
 
 grpc::ChannelArguments Arguments(double liveness_scale) {
   grpc::ChannelArguments arguments;

@@ -133,7 +133,7 @@ class GrpcFrameCarrier::Receiving final
       pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
     }
     const absl::StatusOr<FrameView> frame =
-        headers_alone_ ? DecodeLoneHeader(pieces) : DecodeFrame(pieces);
+        headers_alone_ ? DecodeHeaders(pieces) : DecodeFrame(pieces);
     return frame.ok() ? to_->OnFrame(frame->header, frame->payload) : frame.status();
   }
 

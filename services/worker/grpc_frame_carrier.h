@@ -16,7 +16,7 @@
 namespace tandem {
 
 struct GrpcFrameOptions {
-  int64_t block_bytes = 0;  // What a frame carries; 0: headers alone, whose payloads go elsewhere.
+  int64_t block_bytes = 0;  // What a frame carries; 0: headers alone, whose blocks go elsewhere.
   double liveness_scale = 1;
   FleetDoor* door = nullptr;  // Outlives the carrier.
   FleetSecret secret;

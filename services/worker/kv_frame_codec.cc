@@ -109,12 +109,9 @@ absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& piece
       "frame: %d bytes of payload, its header says %d", payload_bytes, view.header.length_bytes));
 }
 
-absl::StatusOr<FrameView> DecodeLoneHeader(const std::vector<std::string_view>& pieces) {
+absl::StatusOr<FrameView> DecodeHeaders(const std::vector<std::string_view>& pieces) {
   size_t payload_bytes = 0;
-  TANDEM_ASSIGN_OR_RETURN(FrameView view, Decode(pieces, &payload_bytes));
-  if (payload_bytes == 0) return view;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("frame: %d bytes of payload, and it comes by another path", payload_bytes));
+  return Decode(pieces, &payload_bytes);
 }
 
 }  // namespace tandem

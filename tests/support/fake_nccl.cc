@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "runtime/base/entropy.h"
 #include "tests/support/kv_side.h"
@@ -64,6 +66,19 @@ namespace {
 
 constexpr int kIdBytes = 16;
 
+// What a thread has said since GroupStart.
+struct Group {
+  bool open = false;
+  NcclComm comm = nullptr;
+  NcclStream stream = nullptr;
+  bool out = false;
+  bool hangs = false;
+  bool failed = false;    // A call was, and none of the group is made.
+  size_t size_bytes = 0;  // of each
+  std::vector<std::byte*> blocks;
+};
+thread_local Group this_threads_group;
+
 std::chrono::steady_clock::time_point PatienceEnds() {
   return std::chrono::steady_clock::now() + kPatience;
 }
@@ -109,21 +124,24 @@ class FakeNccl::Pair {
     });
   }
 
-  // On a stream. The peer's operation fits, or this one has no end.
-  void Transfer(std::byte* memory, size_t size_bytes, bool out) {
+  // On a stream. The peer's group fits, or this one has no end.
+  void Transfer(const std::vector<std::byte*>& blocks, size_t size_bytes, bool out) {
     {
       MutexLock lock(&mu_);
       if (aborted_) return;
       moving_ = true;
     }
-    uint64_t size = size_bytes;
+    const std::array<uint64_t, 2> wanted = {size_bytes, blocks.size()};
+    std::array<uint64_t, 2> said = wanted;
     // The receiver says that it is there, and for how much.
-    if (Move(&size, sizeof(size), !out)) {
-      if (size != size_bytes) {
+    if (Move(said.data(), sizeof(said), !out)) {
+      if (said != wanted) {
         SetState(NcclResult::kInvalidUsage);
         Ready(-1, 0);
       } else {
-        Move(memory, size_bytes, out);
+        for (std::byte* const block : blocks) {
+          if (!Move(FarMemory::Across(block), size_bytes, out)) break;
+        }
       }
     }
     MutexLock lock(&mu_);
@@ -382,29 +400,58 @@ NcclResult FakeNccl::CommGetAsyncError(NcclComm comm, NcclResult* state) {
   return NcclResult::kSuccess;
 }
 
-NcclResult FakeNccl::Begin(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
-                           NcclStream stream) {
-  if (Fails(call)) return NcclResult::kInternalError;
+NcclResult FakeNccl::GroupStart() {
+  if (Fails(Call::kGroupStart)) return NcclResult::kInternalError;
+  EXPECT_FALSE(this_threads_group.open);
+  this_threads_group = {.open = true};
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNccl::GroupEnd() {
+  const bool fails = Fails(Call::kGroupEnd);
+  EXPECT_TRUE(this_threads_group.open);
+  Group group = std::exchange(this_threads_group, {});
+  if (fails || group.failed) return NcclResult::kInternalError;
+  if (group.blocks.empty()) return NcclResult::kSuccess;
+  const auto move = [this, pair = group.comm->pair, group] {
+    group.stream->Enqueue([this, pair, group] {
+      WaitWhileHeld();
+      pair->Transfer(group.blocks, group.size_bytes, group.out);
+    });
+  };
+  return group.comm->pair->Begin(move, group.hangs);
+}
+
+NcclResult FakeNccl::Add(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
+                         NcclStream stream) {
+  Group& group = this_threads_group;
+  if (Fails(call)) {
+    group.failed = true;
+    return NcclResult::kInternalError;
+  }
+  EXPECT_TRUE(group.open);
   EXPECT_EQ(peer, 1 - comm->pair->rank());
-  const bool out = call == Call::kSend;
-  return comm->pair->Begin(
-      [this, pair = comm->pair, memory, size_bytes, out, stream] {
-        stream->Enqueue([this, pair, memory, size_bytes, out] {
-          WaitWhileHeld();
-          pair->Transfer(FarMemory::Across(memory), size_bytes, out);
-        });
-      },
-      Hangs(call));
+  if (!group.blocks.empty()) {
+    EXPECT_TRUE(group.comm == comm && group.stream == stream && group.size_bytes == size_bytes);
+    EXPECT_EQ(group.out, call == Call::kSend);
+  }
+  group.comm = comm;
+  group.stream = stream;
+  group.out = call == Call::kSend;
+  group.hangs |= Hangs(call);
+  group.size_bytes = size_bytes;
+  group.blocks.push_back(memory);
+  return NcclResult::kSuccess;
 }
 
 NcclResult FakeNccl::Send(const void* from, size_t size_bytes, int peer, NcclComm comm,
                           NcclStream stream) {
-  return Begin(Call::kSend, static_cast<std::byte*>(const_cast<void*>(from)), size_bytes, peer,
-               comm, stream);
+  return Add(Call::kSend, static_cast<std::byte*>(const_cast<void*>(from)), size_bytes, peer, comm,
+             stream);
 }
 
 NcclResult FakeNccl::Recv(void* to, size_t size_bytes, int peer, NcclComm comm, NcclStream stream) {
-  return Begin(Call::kRecv, static_cast<std::byte*>(to), size_bytes, peer, comm, stream);
+  return Add(Call::kRecv, static_cast<std::byte*>(to), size_bytes, peer, comm, stream);
 }
 
 NcclResult FakeNccl::CommAbort(NcclComm comm) {

@@ -3,7 +3,8 @@
 //
 // Ranks meet at a Unix socket whose name is in the unique id; rank 0 is of the process that made
 // it. Nothing happens before both have joined. What is enqueued on a stream happens in order, on a
-// thread of its own: a Send waits for the peer's Recv, which gets what was sent next. Memory is far
+// thread of its own: a group of Sends waits for the peer's group of as many Recvs, which get what
+// was sent next. NCCL is not known to need groups that are alike; this does. Memory is far
 // (kv_side.h): who follows an address without asking faults. A peer that has gone is not noticed:
 // what waits for it does so until it is aborted, as a kernel on a GPU would.
 
@@ -27,6 +28,8 @@ class FakeNccl final : public NcclApi {
     kGetUniqueId,
     kCommInitRank,
     kCommGetAsyncError,
+    kGroupStart,
+    kGroupEnd,
     kSend,
     kRecv,
     kCommAbort,
@@ -44,8 +47,8 @@ class FakeNccl final : public NcclApi {
   // The `number`-th of these calls from now on, 1 being the next, fails, once, and does nothing
   // but for CommAbort, which ends what is under way all the same.
   void Fail(Call call, int number = 1) EXCLUDES(mu_);
-  // From now on each of these has no end: CommInitRank, Send and Recv stay in progress, GetUniqueId
-  // and CommAbort do not return.
+  // From now on each of these has no end: CommInitRank, and groups with a Send or Recv, stay in
+  // progress, GetUniqueId and CommAbort do not return.
   void Hang(Call call) EXCLUDES(mu_);
   // Nothing hangs any more but what is in progress.
   void Release() EXCLUDES(mu_);
@@ -67,6 +70,8 @@ class FakeNccl final : public NcclApi {
   NcclResult GetUniqueId(NcclUniqueId* id) override;
   NcclResult CommInitRank(NcclComm* comm, int num_ranks, const NcclUniqueId& id, int rank) override;
   NcclResult CommGetAsyncError(NcclComm comm, NcclResult* state) override;
+  NcclResult GroupStart() override;
+  NcclResult GroupEnd() override;
   NcclResult Send(const void* from, size_t size_bytes, int peer, NcclComm comm,
                   NcclStream stream) override;
   NcclResult Recv(void* to, size_t size_bytes, int peer, NcclComm comm, NcclStream stream) override;
@@ -91,8 +96,8 @@ class FakeNccl final : public NcclApi {
   bool Hangs(Call call) EXCLUDES(mu_);
   void HangIfAsked(Call call) EXCLUDES(mu_);
   void WaitWhileHeld() EXCLUDES(mu_);
-  NcclResult Begin(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
-                   NcclStream stream);
+  NcclResult Add(Call call, std::byte* memory, size_t size_bytes, int peer, NcclComm comm,
+                 NcclStream stream);
 
   Mutex mu_;
   CondVar changed_;

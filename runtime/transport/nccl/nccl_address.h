@@ -15,7 +15,7 @@
 namespace tandem {
 
 struct NcclAddress {
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;  // since blocks go in groups
   static constexpr size_t kTokenBytes = 16;
 
   std::string token;  // The receiver's name for the link, random; the sender's end repeats it.

@@ -52,8 +52,12 @@ class NcclApi {
   virtual NcclResult CommInitRank(NcclComm* comm, int num_ranks, const NcclUniqueId& id,
                                   int rank) = 0;
   virtual NcclResult CommGetAsyncError(NcclComm comm, NcclResult* state) = 0;
-  // What is sent is matched with what the peer receives by their order alone. Enqueued on the
-  // stream once no longer in progress.
+  // What a thread sends or receives between these two is one launch, enqueued on the stream once
+  // GroupEnd is no longer in progress, which is asked of the communicator. GroupEnd comes even if a
+  // call before it has failed.
+  virtual NcclResult GroupStart() = 0;
+  virtual NcclResult GroupEnd() = 0;
+  // Within a group. What is sent is matched with what the peer receives by their order alone.
   virtual NcclResult Send(const void* from, size_t size_bytes, int peer, NcclComm comm,
                           NcclStream stream) = 0;
   virtual NcclResult Recv(void* to, size_t size_bytes, int peer, NcclComm comm,

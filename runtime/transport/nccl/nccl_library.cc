@@ -52,6 +52,8 @@ class NcclLibrary final : public NcclApi {
     *state = Result(result);
     return Result(asked);
   }
+  NcclResult GroupStart() override { return Result(ncclGroupStart()); }
+  NcclResult GroupEnd() override { return Result(ncclGroupEnd()); }
   NcclResult Send(const void* from, size_t size_bytes, int peer, NcclComm comm,
                   NcclStream stream) override {
     return Result(ncclSend(from, size_bytes, ncclUint8, peer, comm, stream));

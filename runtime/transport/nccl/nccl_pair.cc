@@ -1,6 +1,7 @@
 #include "runtime/transport/nccl/nccl_pair.h"
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
@@ -19,53 +20,64 @@ NcclPair::~NcclPair() {
       LogWarning("the device failed while a KV link ended", {{"why", ended.ToString()}});
     }
   }
-  for (const NcclStreamEvent event : events_) api_->EventDestroy(event);
+  for (const End& end : ends_) api_->EventDestroy(end.event);
   if (stream_ != nullptr) api_->StreamDestroy(stream_);
 }
 
 absl::Status NcclPair::Open(const NcclUniqueId& id, int rank) {
   peer_ = 1 - rank;
   TANDEM_ASSIGN_OR_RETURN(stream_, api_->StreamCreate());
-  for (int i = 0; i < kWindow; ++i) {
+  while (ends_.size() < kWindow) {
     TANDEM_ASSIGN_OR_RETURN(const NcclStreamEvent event, api_->EventCreate());
-    events_.push_back(event);
+    ends_.push_back({.event = event});
   }
   return Settle("joining the peer", api_->CommInitRank(&comm_, 2, id, rank));
 }
 
-absl::Status NcclPair::Send(const std::byte* from, size_t size_bytes) {
-  TANDEM_RETURN_IF_ERROR(
-      Settle("sending a block", api_->Send(from, size_bytes, peer_, comm_, stream_)));
-  return Mark();
+absl::Status NcclPair::Send(std::span<const std::byte* const> blocks, size_t size_bytes) {
+  return Move("sending blocks", blocks.size(), [&](size_t block) {
+    return api_->Send(blocks[block], size_bytes, peer_, comm_, stream_);
+  });
 }
 
-absl::Status NcclPair::Receive(std::byte* to, size_t size_bytes) {
-  TANDEM_RETURN_IF_ERROR(
-      Settle("receiving a block", api_->Recv(to, size_bytes, peer_, comm_, stream_)));
-  return Mark();
+absl::Status NcclPair::Receive(std::span<std::byte* const> blocks, size_t size_bytes) {
+  return Move("receiving blocks", blocks.size(), [&](size_t block) {
+    return api_->Recv(blocks[block], size_bytes, peer_, comm_, stream_);
+  });
 }
 
-absl::Status NcclPair::Mark() {
-  const size_t next = (oldest_ + static_cast<size_t>(under_way_)) % kWindow;
-  TANDEM_RETURN_IF_ERROR(api_->EventRecord(events_[next], stream_));
+absl::Status NcclPair::Move(const char* doing, size_t num_blocks,
+                            absl::FunctionRef<NcclResult(size_t)> enqueue) {
+  TANDEM_CHECK(num_blocks > 0 && num_blocks <= room()) << num_blocks << " blocks, of " << room();
+  NcclResult result = api_->GroupStart();
+  if (result != NcclResult::kSuccess) return Error(doing, result);
+  for (size_t i = 0; i < num_blocks && result == NcclResult::kSuccess; ++i) result = enqueue(i);
+  const NcclResult ended = api_->GroupEnd();
+  TANDEM_RETURN_IF_ERROR(Settle(doing, result == NcclResult::kSuccess ? ended : result));
+  End& end = ends_[(oldest_ + under_way_) % kWindow];
+  end.num_blocks = num_blocks;
+  TANDEM_RETURN_IF_ERROR(api_->EventRecord(end.event, stream_));
   if (under_way_++ == 0) Moved();
+  blocks_under_way_ += num_blocks;
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> NcclPair::Passed() {
-  TANDEM_ASSIGN_OR_RETURN(const bool passed, api_->EventPassed(events_[oldest_]));
+absl::StatusOr<size_t> NcclPair::Passed() {
+  const End& end = ends_[oldest_];
+  TANDEM_ASSIGN_OR_RETURN(const bool passed, api_->EventPassed(end.event));
   // What breaks a communicator shows in its state alone, and may let the stream go on.
   if (const NcclResult state = State(); state != NcclResult::kSuccess) {
-    return Error("moving a block", state);
+    return Error("moving blocks", state);
   }
   if (!passed) {
-    TANDEM_RETURN_IF_ERROR(CheckProgress("moving a block"));
-    return false;
+    TANDEM_RETURN_IF_ERROR(CheckProgress("moving blocks"));
+    return 0;
   }
   oldest_ = (oldest_ + 1) % kWindow;
   --under_way_;
+  blocks_under_way_ -= end.num_blocks;
   Moved();
-  return true;
+  return end.num_blocks;
 }
 
 absl::Status NcclPair::Settle(const char* doing, NcclResult result) {

@@ -32,8 +32,46 @@ constexpr auto kNap = std::chrono::microseconds(50);
 constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
 // A sender has at most NcclPair::kWindow blocks under way, and NCCL buffers a few.
-constexpr size_t kMaxAnnounced = 256;
+constexpr size_t kMaxAnnounced = 256;  // groups
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
+
+// ---- A group as it goes down the stream: a header and, as its payload, those that follow ----
+
+struct PackedHeaders {
+  std::vector<std::byte> packed;
+};
+
+class FollowingHeaders final : private PackedHeaders, public FramePayload {
+ public:
+  explicit FollowingHeaders(std::span<const FrameHeader> headers)
+      : PackedHeaders{Pack(headers)}, FramePayload(packed) {}
+
+ private:
+  static std::vector<std::byte> Pack(std::span<const FrameHeader> headers) {
+    std::vector<std::byte> packed(headers.size() * kFrameHeaderBytes);
+    for (size_t i = 0; i < headers.size(); ++i) {
+      PackFrameHeader(headers[i], &packed[i * kFrameHeaderBytes]);
+    }
+    return packed;
+  }
+};
+
+absl::StatusOr<std::vector<FrameHeader>> GroupOf(const FrameHeader& first,
+                                                 std::span<const std::string_view> following) {
+  std::string bytes;
+  for (const std::string_view piece : following) bytes.append(piece);
+  const size_t size = 1 + bytes.size() / kFrameHeaderBytes;
+  if (bytes.size() % kFrameHeaderBytes != 0 || size > NcclPair::kGroup) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: %d bytes behind a header, want further headers of %d, %d at most",
+                        bytes.size(), kFrameHeaderBytes, NcclPair::kGroup - 1));
+  }
+  std::vector<FrameHeader> group = {first};
+  while (group.size() < size) {
+    group.push_back(UnpackFrameHeader(&bytes[(group.size() - 1) * kFrameHeaderBytes]));
+  }
+  return group;
+}
 
 }  // namespace
 
@@ -153,27 +191,40 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
     TANDEM_RETURN_IF_ERROR(pair->Open(id_, kSenderRank));
     while (true) {
       while (!pair->idle()) {
-        TANDEM_ASSIGN_OR_RETURN(const bool passed, pair->Passed());
-        if (!passed) break;
-        Complete(true);
+        TANDEM_ASSIGN_OR_RETURN(const size_t moved, pair->Passed());
+        if (moved == 0) break;
+        for (size_t i = 0; i < moved; ++i) Complete(true);
       }
+      std::vector<const std::byte*> blocks;
       {
         MutexLock lock(&mu_);
         if (closed_) return absl::CancelledError("closed");
-        if (writing_ || waiting_.empty() || !pair->HasRoom()) {
+        // All that wait, but for whole groups: else those that went one by one while there was room
+        // would do so for ever.
+        const size_t group = std::min(waiting_.size(), NcclPair::kGroup);
+        if (writing_ || group == 0 || group > pair->room()) {
           WaitForChange(!pair->idle());
           continue;
         }
-        under_way_.push_back(waiting_.Pop());
-        writing_ = true;
-        stream_->Write(under_way_.back().header,
-                       std::make_unique<FramePayload>(std::span<const std::byte>()));
+        blocks = BeginGroup(group);
       }
-      const FrameQueue::Frame& next = under_way_.back();
-      const std::byte* block =
-          next.probe() ? transport_->probe_ : transport_->options_.pool.block(next.block);
-      TANDEM_RETURN_IF_ERROR(pair->Send(block, transport_->block_bytes()));
+      TANDEM_RETURN_IF_ERROR(pair->Send(blocks, transport_->block_bytes()));
     }
+  }
+  // The next ones that wait are under way, and their headers on the stream: where they lie.
+  std::vector<const std::byte*> BeginGroup(size_t num_blocks) REQUIRES(mu_) {
+    std::vector<const std::byte*> blocks;
+    std::vector<FrameHeader> headers;
+    for (size_t i = 0; i < num_blocks; ++i) {
+      const FrameQueue::Frame next = waiting_.Pop();
+      under_way_.push_back(next);
+      headers.push_back(next.header);
+      blocks.push_back(next.probe() ? transport_->probe_
+                                    : transport_->options_.pool.block(next.block));
+    }
+    writing_ = true;
+    stream_->Write(headers[0], std::make_unique<FollowingHeaders>(std::span(headers).subspan(1)));
+    return blocks;
   }
   std::vector<uint64_t> OnClosed(const absl::Status& why) override REQUIRES(mu_) {
     if (stream_ != nullptr) stream_->End(why);
@@ -208,14 +259,15 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
 
   absl::Status OnFrame(const FrameHeader& header,
                        std::span<const std::string_view> payload) override EXCLUDES(mu_) {
+    TANDEM_ASSIGN_OR_RETURN(std::vector<FrameHeader> group, GroupOf(header, payload));
     MutexLock lock(&mu_);
     if (closed_) return absl::CancelledError("closed");
-    TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(header));
+    for (const FrameHeader& each : group) TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(each));
     if (announced_.size() >= kMaxAnnounced) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("frame: %d headers wait for their blocks", announced_.size()));
+          absl::StrFormat("frame: %d groups of headers wait for their blocks", announced_.size()));
     }
-    announced_.push_back(header);
+    announced_.push_back(std::move(group));
     changed_.SignalAll();
     return absl::OkStatus();
   }
@@ -227,22 +279,25 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
     TANDEM_RETURN_IF_ERROR(pair->Open(id_, kReceiverRank));
     while (true) {
       while (!pair->idle()) {
-        TANDEM_ASSIGN_OR_RETURN(const bool passed, pair->Passed());
-        if (!passed) break;
-        TANDEM_RETURN_IF_ERROR(Land());
+        TANDEM_ASSIGN_OR_RETURN(const size_t moved, pair->Passed());
+        if (moved == 0) break;
+        for (size_t i = 0; i < moved; ++i) TANDEM_RETURN_IF_ERROR(Land());
       }
+      std::vector<std::byte*> slots;
       {
         MutexLock lock(&mu_);
         if (closed_) return absl::CancelledError("closed");
-        if (announced_.empty() || !pair->HasRoom()) {
+        if (announced_.empty() || announced_.front().size() > pair->room()) {
           WaitForChange(!pair->idle());
           continue;
         }
-        under_way_.push_back(announced_.front());
+        for (const FrameHeader& header : announced_.front()) {
+          slots.push_back(Slot(oldest_ + under_way_.size()));
+          under_way_.push_back(header);
+        }
         announced_.pop_front();
       }
-      TANDEM_RETURN_IF_ERROR(
-          pair->Receive(Slot(oldest_ + under_way_.size() - 1), transport_->block_bytes()));
+      TANDEM_RETURN_IF_ERROR(pair->Receive(slots, transport_->block_bytes()));
     }
   }
 
@@ -286,7 +341,8 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
 
   const NcclUniqueId id_;
   LinkProbe probe_ GUARDED_BY(mu_);
-  std::deque<FrameHeader> announced_ GUARDED_BY(mu_);  // Their receives are not posted yet.
+  // Groups whose receives are not posted yet.
+  std::deque<std::vector<FrameHeader>> announced_ GUARDED_BY(mu_);
   // The link's thread's.
   std::byte* slots_ = nullptr;         // [kWindow + 1] blocks of the device.
   std::deque<FrameHeader> under_way_;  // The first one's block comes to Slot(oldest_).

@@ -2,11 +2,12 @@
 //
 // A link has a communicator of its own, of two ranks. Headers come down a stream of frames that the
 // receiver dials (stream/frame_stream.h), which proves both ends, ends with either, and has no
-// payloads here; each is followed by its block, over NCCL, in the same order, and every block is as
-// long as every other. So the receiver takes one block for each header, and cannot take another's:
+// blocks here; a message of it has the headers of a group. Their blocks follow over NCCL, in the
+// same order, and every block is as long as every other. So the receiver takes one block for each
+// header, and cannot take another's:
 //
-//   sender:    header down the stream, Send out of the pool     one block an operation,
-//   receiver:  for each header: Recv into a slot of its own     at most NcclPair::kWindow a link
+//   sender:    headers down the stream, Sends out of the pool   a group is one operation; at most
+//   receiver:  for each header: Recv into a slot of its own     NcclPair::kWindow blocks a link
 //              arrived: FrameSink::Begin, copied into its place, checksummed there; or dropped
 //
 // NCCL writes to slots alone, never to a block of the pool. Each link that has a peer has a thread,

@@ -9,7 +9,7 @@
 //
 // A carrier proves both ends to each other before anything else is said, and bounds what is on its
 // way. Frames of one stream arrive in order, whole, or the stream ends. It may carry headers alone,
-// whose payloads go another way (runtime/transport/nccl): then they are empty at both ends.
+// whose blocks go another way (runtime/transport/nccl): then a payload is headers, too.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_
 #define TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_

@@ -36,7 +36,7 @@ TEST(NcclAddressTest, OtherLengthsVersionsAndSizesAreRefused) {
           << size;
     }
     std::string other_version = whole;
-    other_version[0] = 2;
+    ++other_version[0];
     EXPECT_FALSE(DecodeNcclAddress(other_version, senders).ok());
     NcclAddress empty = Sample(senders);
     empty.block_bytes = 0;

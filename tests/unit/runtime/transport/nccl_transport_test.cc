@@ -37,6 +37,19 @@ void Send(NcclSide* from, KvOutbound* outbound, Reservation reservation, int32_t
                  static_cast<uint64_t>(block));
 }
 
+// A link's window is full with the first of `count` sends, ordinals and blocks from 0 on, of which
+// the very first is a group alone, and the others wait.
+void SendMoreThanAWindow(NcclSide* from, KvOutbound* outbound, Reservation reservation,
+                         int32_t count) {
+  constexpr int32_t kFirst = NcclPair::kWindow;
+  const int64_t before = from->nccl.calls(Call::kSend);
+  Send(from, outbound, reservation, 0);
+  ASSERT_TRUE(from->nccl.WaitForCalls(Call::kSend, before + 1));
+  for (int32_t i = 1; i < kFirst; ++i) Send(from, outbound, reservation, i);
+  ASSERT_TRUE(from->nccl.WaitForCalls(Call::kSend, before + kFirst));
+  for (int32_t i = kFirst; i < count; ++i) Send(from, outbound, reservation, i);
+}
+
 // A fresh link between them moves a block, with the number `send_id`.
 void ExpectAnotherLinkWorks(NcclSide* from, NcclSide* to, uint64_t send_id) {
   const size_t before = to->recorder.received().size();
@@ -185,6 +198,32 @@ TEST(NcclTransportTest, ALinkIsRefusedAtOnceWhileThereIsNoUniqueId) {
   ExpectAnotherLinkWorks(&from, &to, 1);
 }
 
+TEST(NcclTransportTest, BlocksThatWaitGoInGroups) {
+  constexpr int32_t kSends = 20;
+  constexpr int64_t kGroups = (kSends - NcclPair::kWindow) / NcclPair::kGroup;
+  NcclSide from(kSends), to(kSends);
+  FillPool(from.transport->pool(), 3);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, kSends));
+  Link link = Connect(&from, &to);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  from.nccl.Hold(true);
+  SendMoreThanAWindow(&from, link.outbound.get(), reservation, kSends);
+  const int64_t before = from.nccl.calls(Call::kGroupStart);
+  from.nccl.Hold(false);
+  ASSERT_TRUE(from.recorder.WaitForSent(kSends));
+  ASSERT_TRUE(to.recorder.WaitForReceived(kSends));
+  EXPECT_EQ(from.nccl.calls(Call::kGroupStart) - before, kGroups);
+  for (const ReceivedFrame& frame : to.recorder.received()) {
+    EXPECT_EQ(frame.outcome, FrameOutcome::kVerified);
+  }
+  for (int32_t i = 0; i < kSends; ++i) {
+    EXPECT_EQ(std::memcmp(HostBlock(from.transport->pool(), i), HostBlock(to.transport->pool(), i),
+                          kBlockBytes),
+              0)
+        << i;
+  }
+}
+
 // ---- What fails ----
 
 struct Failure {
@@ -232,8 +271,8 @@ std::vector<Failure> Failures() {
          {Call::kCommInitRank, Call::kCommAbort, Call::kStreamCreate, Call::kStreamSynchronize}) {
       failures.push_back({call, 1, senders});
     }
-    for (const Call call :
-         {Call::kCommGetAsyncError, Call::kEventCreate, Call::kEventRecord, Call::kEventPassed}) {
+    for (const Call call : {Call::kCommGetAsyncError, Call::kEventCreate, Call::kEventRecord,
+                            Call::kEventPassed, Call::kGroupStart, Call::kGroupEnd}) {
       for (const int number : {1, 2, 8}) failures.push_back({call, number, senders});
     }
     for (const int number : {1, 2, 3, 20, 40}) {
@@ -318,8 +357,7 @@ TEST(NcclTransportTest, BlocksUnderWayDoNotCompleteBeforeTheirCommunicatorIsAbor
   ASSERT_TRUE(to.recorder.WaitForProbe());
   from.nccl.Hang(Call::kCommAbort);
   to.nccl.Hang(Call::kRecv);
-  for (int32_t i = 0; i < kSends; ++i) Send(&from, link.outbound.get(), reservation, i);
-  ASSERT_TRUE(from.nccl.WaitForCalls(Call::kSend, kProbes + NcclPair::kWindow));
+  SendMoreThanAWindow(&from, link.outbound.get(), reservation, kSends);
   link.outbound.reset();
   const size_t waited = kSends - NcclPair::kWindow;
   ASSERT_TRUE(from.recorder.WaitForSent(waited));
@@ -383,7 +421,7 @@ TEST(NcclTransportTest, WhatHasArrivedGetsNoPlaceOnceTheReceiverIsClosed) {
   ASSERT_TRUE(to.recorder.WaitForProbe());
   copier.SetShut(true);
   to.nccl.Hold(true);
-  for (int32_t i = 0; i < NcclPair::kWindow; ++i) {
+  for (int32_t i = 0; i < int32_t{NcclPair::kWindow}; ++i) {
     Send(&from, link.outbound.get(), reservation, i);
   }
   ASSERT_TRUE(to.nccl.WaitForCalls(Call::kRecv, kProbes + NcclPair::kWindow));
@@ -420,26 +458,61 @@ class HandCarrier final : public FrameCarrier {
   std::shared_ptr<FrameTarget>* const to_;
 };
 
-TEST(NcclTransportTest, HeadersWithoutBlocksAreBounded) {
+// A receiver whose peer the test is, and never joins.
+struct HandFed {
+  HandFed() {
+    side.transport = *NcclTransport::Create({.pool = FarPool(&side, 4), .api = &nccl},
+                                            std::make_unique<HandCarrier>(&stream), &side.receiver,
+                                            &side.recorder);
+    inbound = *side.transport->OpenInbound("sender", "", side.OnLost());
+    auto answer = *DecodeNcclAddress(inbound->address(), /*senders=*/false);
+    answer.id.emplace();
+    inbound->Attach(EncodeNcclAddress(answer));
+    header = HeaderFor(side.transport->pool(), 1, {.index = 1, .generation = 1}, 1);
+  }
+  ~HandFed() {
+    inbound.reset();
+    stream.reset();
+    side.transport.reset();
+  }
+
   struct Bare : Side {
   } side;
   FakeNccl nccl;
   std::shared_ptr<FrameTarget> stream;
-  side.transport = *NcclTransport::Create({.pool = FarPool(&side, 4), .api = &nccl},
-                                          std::make_unique<HandCarrier>(&stream), &side.receiver,
-                                          &side.recorder);
-  auto inbound = *side.transport->OpenInbound("sender", "", side.OnLost());
-  auto answer = *DecodeNcclAddress(inbound->address(), /*senders=*/false);
-  answer.id.emplace();
-  inbound->Attach(EncodeNcclAddress(answer));
-  const FrameHeader header = HeaderFor(side.transport->pool(), 1, {.index = 1, .generation = 1}, 1);
+  std::unique_ptr<KvInbound> inbound;
+  FrameHeader header;
+};
+
+TEST(NcclTransportTest, HeadersWithoutBlocksAreBounded) {
+  HandFed fed;
   absl::Status status;
   int taken = 0;
-  for (; status.ok() && taken < 5000; ++taken) status = stream->OnFrame(header, {});
+  for (; status.ok() && taken < 5000; ++taken) status = fed.stream->OnFrame(fed.header, {});
   EXPECT_LT(taken, 5000);
-  inbound.reset();
-  stream.reset();
-  side.transport.reset();
+}
+
+TEST(NcclTransportTest, AGroupIsWholeHeadersOfOurBlocksAndNoMoreThanThereIsRoomFor) {
+  HandFed fed;
+  const auto feed = [&](const FrameHeader& last, size_t count, size_t cut) {
+    std::string following;
+    for (size_t i = 0; i < count; ++i) {
+      following.resize(following.size() + kFrameHeaderBytes);
+      PackFrameHeader(i + 1 < count ? fed.header : last, &following[i * kFrameHeaderBytes]);
+    }
+    following.resize(following.size() - cut);
+    // In two pieces, as slices come.
+    const std::string_view all = following;
+    const std::string_view pieces[] = {all.substr(0, all.size() / 3), all.substr(all.size() / 3)};
+    return fed.stream->OnFrame(fed.header, pieces);
+  };
+  EXPECT_TRUE(feed(fed.header, 0, 0).ok());
+  EXPECT_TRUE(feed(fed.header, NcclPair::kGroup - 1, 0).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(feed(fed.header, NcclPair::kGroup, 0)));
+  EXPECT_TRUE(absl::IsInvalidArgument(feed(fed.header, 1, 1)));
+  FrameHeader longer = fed.header;
+  ++longer.length_bytes;
+  EXPECT_TRUE(absl::IsInvalidArgument(feed(longer, NcclPair::kGroup - 1, 0)));
 }
 
 }  // namespace

@@ -64,18 +64,22 @@ TEST(KvFrameCodecTest, TruncatedAndOverlongFramesAreRefused) {
   EXPECT_FALSE(DecodeFrame({lying}).ok());
 }
 
-TEST(KvFrameCodecTest, ALoneHeaderHasNoPayloadWhateverItsLengthSays) {
-  const std::string bytes = EncodeFramePrefix(Header(70'000), 0);
-  const auto frame = DecodeLoneHeader({bytes});
-  ASSERT_TRUE(frame.ok()) << frame.status();
-  EXPECT_EQ(frame->header, Header(70'000));
-  EXPECT_TRUE(frame->payload.empty());
-  EXPECT_FALSE(DecodeFrame({bytes}).ok());
-  for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_FALSE(DecodeLoneHeader({std::string_view(bytes).substr(0, size)}).ok()) << size;
+TEST(KvFrameCodecTest, BehindAHeaderWhoseBlockGoesElsewhereIsWhatIsThere) {
+  for (const std::string payload : {"", "four"}) {
+    const std::string bytes =
+        EncodeFramePrefix(Header(70'000), static_cast<uint32_t>(payload.size())) + payload;
+    const auto frame = DecodeHeaders({bytes});
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->header, Header(70'000));
+    std::string behind;
+    for (const std::string_view piece : frame->payload) behind.append(piece);
+    EXPECT_EQ(behind, payload);
+    EXPECT_FALSE(DecodeFrame({bytes}).ok());
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      EXPECT_FALSE(DecodeHeaders({std::string_view(bytes).substr(0, size)}).ok()) << size;
+    }
+    EXPECT_FALSE(DecodeHeaders({bytes + "x"}).ok());
   }
-  EXPECT_FALSE(DecodeLoneHeader({bytes + "x"}).ok());
-  EXPECT_FALSE(DecodeLoneHeader({EncodeFramePrefix(Header(4), 4) + "four"}).ok());
 }
 
 TEST(KvFrameCodecTest, FieldsOfOtherNumbersKindsAndLengthsAreRefused) {
