@@ -441,7 +441,7 @@ NcclResult FakeNccl::Add(Call call, std::byte* memory, size_t size_bytes, int pe
   group.hangs |= Hangs(call);
   group.size_bytes = size_bytes;
   group.blocks.push_back(memory);
-  return NcclResult::kSuccess;
+  return group.blocks.size() % 2 == 0 ? NcclResult::kInProgress : NcclResult::kSuccess;
 }
 
 NcclResult FakeNccl::Send(const void* from, size_t size_bytes, int peer, NcclComm comm,

@@ -53,8 +53,9 @@ class NcclApi {
                                   int rank) = 0;
   virtual NcclResult CommGetAsyncError(NcclComm comm, NcclResult* state) = 0;
   // What a thread sends or receives between these two is one launch, enqueued on the stream once
-  // GroupEnd is no longer in progress, which is asked of the communicator. GroupEnd comes even if a
-  // call before it has failed.
+  // GroupEnd is no longer in progress, which is asked of the communicator; what a call between them
+  // answers, kSuccess or kInProgress, is no more than that it was taken. GroupEnd comes even if one
+  // of them has failed.
   virtual NcclResult GroupStart() = 0;
   virtual NcclResult GroupEnd() = 0;
   // Within a group. What is sent is matched with what the peer receives by their order alone.

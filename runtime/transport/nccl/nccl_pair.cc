@@ -49,11 +49,14 @@ absl::Status NcclPair::Receive(std::span<std::byte* const> blocks, size_t size_b
 absl::Status NcclPair::Move(const char* doing, size_t num_blocks,
                             absl::FunctionRef<NcclResult(size_t)> enqueue) {
   TANDEM_CHECK(num_blocks > 0 && num_blocks <= room()) << num_blocks << " blocks, of " << room();
-  NcclResult result = api_->GroupStart();
-  if (result != NcclResult::kSuccess) return Error(doing, result);
-  for (size_t i = 0; i < num_blocks && result == NcclResult::kSuccess; ++i) result = enqueue(i);
+  NcclResult added = api_->GroupStart();
+  if (added != NcclResult::kSuccess) return Error(doing, added);
+  const auto went_well = [&] {
+    return added == NcclResult::kSuccess || added == NcclResult::kInProgress;
+  };
+  for (size_t i = 0; i < num_blocks && went_well(); ++i) added = enqueue(i);
   const NcclResult ended = api_->GroupEnd();
-  TANDEM_RETURN_IF_ERROR(Settle(doing, result == NcclResult::kSuccess ? ended : result));
+  TANDEM_RETURN_IF_ERROR(Settle(doing, went_well() ? ended : added));
   End& end = ends_[(oldest_ + under_way_) % kWindow];
   end.num_blocks = num_blocks;
   TANDEM_RETURN_IF_ERROR(api_->EventRecord(end.event, stream_));
