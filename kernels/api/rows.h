@@ -17,20 +17,20 @@
 namespace tandem {
 
 // output = table[ids] (+ position_table[positions]). An id below 0 is one that Sample has left on
-// the device: -1 - id is its place in `drawn`.
+// the device: -1 - id is its place in `drawn_tokens`.
 template <template <typename> class P>
 struct EmbeddingArgsOf {
-  P<const int32_t> ids;                    // [T], below the table's rows
-  P<const int32_t> drawn = nullptr;        // SampleArgs::drawn; read only for ids below 0
-  P<const void> table;                     // [vocabulary, E] table_dtype
-  P<const int32_t> positions = nullptr;    // [T], read only with a position_table
-  P<const void> position_table = nullptr;  // [positions, E] table_dtype, or null
-  P<float> output;                         // [T, E]
-  int64_t num_rows;                        // T, may be 0
-  int64_t features;                        // E
+  P<const int32_t> ids;                     // [T], below the table's rows
+  P<const int32_t> drawn_tokens = nullptr;  // SampleArgs has them; read only for ids below 0
+  P<const void> table;                      // [vocabulary, E] table_dtype
+  P<const int32_t> positions = nullptr;     // [T], read only with a position_table
+  P<const void> position_table = nullptr;   // [positions, E] table_dtype, or null
+  P<float> output;                          // [T, E]
+  int64_t num_rows;                         // T, may be 0
+  int64_t features;                         // E
   DType table_dtype;
   static constexpr auto Pointers(auto& self) {
-    return std::tie(self.ids, self.drawn, self.table, self.positions, self.position_table,
+    return std::tie(self.ids, self.drawn_tokens, self.table, self.positions, self.position_table,
                     self.output);
   }
 };
@@ -41,7 +41,7 @@ using EmbeddingArgs = EmbeddingArgsOf<DevicePtr>;
 template <typename Args>
 [[gnu::always_inline]] constexpr int64_t TokenOf(const Args& args, int64_t row) {
   const int32_t id = args.ids[row];
-  return id < 0 ? args.drawn[IdOfDrawn(id)] : id;
+  return id < 0 ? args.drawn_tokens[IdOfDrawn(id)] : id;
 }
 
 // output = input / sqrt(mean(input²) + epsilon) · weight.

@@ -60,14 +60,14 @@ struct SampleResult {
 template <template <typename> class P>
 struct SampleArgsOf {
   P<const float> logits;                  // [R, V]
-  P<int32_t> drawn = nullptr;             // [Q] tokens, 0 of a query that failed; or null
+  P<int32_t> drawn_tokens = nullptr;      // [Q] 0 of a query that failed; or null
   int64_t num_rows;                       // R, may be 0
   int64_t vocabulary;                     // V, at most kMaxVocabulary
   const SampleQuery* queries;             // [Q], of the host, with all that they point at
   absl::StatusOr<SampleResult>* results;  // [Q], of the host; complete once a later event, or
                                           // Synchronize(), has been waited for
   int64_t count;                          // Q, may be 0
-  static constexpr auto Pointers(auto& self) { return std::tie(self.logits, self.drawn); }
+  static constexpr auto Pointers(auto& self) { return std::tie(self.logits, self.drawn_tokens); }
 };
 using SampleArgs = SampleArgsOf<DevicePtr>;
 

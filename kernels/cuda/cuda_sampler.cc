@@ -44,7 +44,7 @@ struct Plan {
   std::vector<int32_t> rows;
   std::vector<SampleJob> jobs;
   std::vector<SampleEdit> edits;
-  std::vector<SampleJob> drawn, cuts;
+  std::vector<SampleJob> draws, cuts;
   std::vector<int32_t> scored, summed;
   std::vector<SampleBias> biases;
   std::vector<int32_t> masked;
@@ -85,7 +85,7 @@ void AddEdit(const SampleQuery& query, int64_t vocabulary, SampleJob* job, Plan*
 }
 
 void AddDraw(const SampleQuery& query, int64_t vocabulary, SampleJob* job, Plan* plan) {
-  job->draw = CountOf(plan->drawn);
+  job->draw = CountOf(plan->draws);
   job->temperature = query.temperature;
   job->random = RandomBits(query.seed, query.choice, query.position, RandomPurpose::kToken);
   job->top_k = query.top_k < vocabulary ? query.top_k : 0;
@@ -98,7 +98,7 @@ void AddDraw(const SampleQuery& query, int64_t vocabulary, SampleJob* job, Plan*
     plan->cuts.push_back(*job);
     plan->cuts_twice |= job->top_k > 0 && job->has_top_p;
   }
-  plan->drawn.push_back(*job);
+  plan->draws.push_back(*job);
 }
 
 // `checked`: what is wrong with the query but for its row.
@@ -136,7 +136,7 @@ SampleLaunch Arrange(const HostSampleArgs& args, const Plan& plan, Arrays* array
           .num_rows = CountOf(plan.rows),
           .num_jobs = CountOf(plan.jobs),
           .num_edits = CountOf(plan.edits),
-          .num_drawn = CountOf(plan.drawn),
+          .num_draws = CountOf(plan.draws),
           .num_cuts = CountOf(plan.cuts),
           .num_scored = CountOf(plan.scored),
           .num_summed = CountOf(plan.summed),
@@ -144,7 +144,7 @@ SampleLaunch Arrange(const HostSampleArgs& args, const Plan& plan, Arrays* array
           .jobs = arrays->Upload(plan.jobs),
           .rows = arrays->Upload(plan.rows),
           .edits = arrays->Upload(plan.edits),
-          .drawn = arrays->Upload(plan.drawn),
+          .draws = arrays->Upload(plan.draws),
           .cuts = arrays->Upload(plan.cuts),
           .scored = arrays->Upload(plan.scored),
           .summed = arrays->Upload(plan.summed),
@@ -152,13 +152,13 @@ SampleLaunch Arrange(const HostSampleArgs& args, const Plan& plan, Arrays* array
           .masked = arrays->Upload(plan.masked),
           .words = arrays->Upload(plan.words),
           .answers = arrays->Add<SampleAnswer>(std::ssize(plan.jobs)),
-          .tokens = args.drawn,
+          .drawn_tokens = args.drawn_tokens,
           .top = arrays->Add<RankedToken>(plan.num_top),
           .best = arrays->Add<uint64_t>((rows + edits) * pieces),
           .not_finite = arrays->Add<uint64_t>(rows * pieces),
           .edited = arrays->Add<float>(edits * args.vocabulary),
           .exp_sums = arrays->Add<float>(rows * pieces),
-          .weights = arrays->Add<uint64_t>(std::ssize(plan.drawn) * pieces),
+          .weights = arrays->Add<uint64_t>(std::ssize(plan.draws) * pieces),
           .buckets = arrays->Add<uint64_t>(cuts * 2 * kNumBuckets),
           .candidates = arrays->Add<uint16_t>(cuts * pieces * kVocabularyPiece),
           .num_candidates = arrays->Add<int32_t>(cuts * pieces),

@@ -102,7 +102,7 @@ __global__ void TANDEM_THREADS(kPieceThreads, 4) WeighKernel(SampleLaunch launch
   const SharedPtr<uint64_t> sums = SharedCast<uint64_t>(SharedMemory());
   const SharedPtr<uint64_t> warps = sums + 2 * kNumBuckets;
   const VocabularyPiece piece(launch);
-  const SampleJob job = launch.drawn[piece.job];  // No other launch's.
+  const SampleJob job = launch.draws[piece.job];  // No other launch's.
   WaitForLaunchBefore();
   const HeldLogits held(SourceOf(launch, job), piece);
   const SampleWeights weights{LogitOf(BestOf(launch, job)), job.temperature};
@@ -381,7 +381,7 @@ __device__ uint64_t FindCut(const Candidates& candidates, Measure measure, uint6
 // This block's token: for the host, and for whoever computes with it before the host has seen it.
 __device__ __forceinline__ void GiveToken(const SampleLaunch& launch, int32_t token) {
   launch.answers[blockIdx.x].token = token;
-  if (launch.tokens != nullptr) launch.tokens[blockIdx.x] = token;
+  if (launch.drawn_tokens != nullptr) launch.drawn_tokens[blockIdx.x] = token;
 }
 
 // The token of a draw: ids rising until what is kept weighs more than `target`.
@@ -446,7 +446,7 @@ __global__ void TANDEM_THREADS(kDrawThreads, 1) DrawKernel(SelectLaunch select) 
                                   .num_better = 0};
     // Whatever comes of a query that fails, it is a token.
     const int32_t given = token < 0 || not_finite != 0 ? 0 : token;
-    if (launch.tokens != nullptr) launch.tokens[blockIdx.x] = given;
+    if (launch.drawn_tokens != nullptr) launch.drawn_tokens[blockIdx.x] = given;
   }
   if (!draws) return;
   const float* const logits = SourceOf(launch, job);
@@ -565,7 +565,7 @@ cudaError_t CudaSample(const SampleLaunch& launch, cudaStream_t stream) {
   cudaError_t error = Launch(
       ScanKernel, PiecesOf(launch, launch.num_rows + launch.num_edits, kScanBytes), stream, launch);
   if (error == cudaSuccess) {
-    error = Launch(WeighKernel, PiecesOf(launch, launch.num_drawn, kWeighBytes), stream, launch);
+    error = Launch(WeighKernel, PiecesOf(launch, launch.num_draws, kWeighBytes), stream, launch);
   }
   if (error == cudaSuccess) {
     error = Launch(SumExpKernel, PiecesOf(launch, launch.num_summed, kSumExpBytes), stream, launch);

@@ -78,12 +78,12 @@ struct SampleLaunch {
   const float* logits;  // [.., V]
   int64_t vocabulary;
   int32_t num_pieces;
-  int32_t num_rows, num_jobs, num_edits, num_drawn, num_cuts, num_scored, num_summed;
+  int32_t num_rows, num_jobs, num_edits, num_draws, num_cuts, num_scored, num_summed;
   bool cuts_twice;          // Some job has both cuts.
   const SampleJob* jobs;    // [Q]
   const int32_t* rows;      // [R] of the logits
   const SampleEdit* edits;  // [E]
-  const SampleJob* drawn;   // [D]
+  const SampleJob* draws;   // [D]
   const SampleJob* cuts;    // [C]
   const int32_t* scored;    // [S] which of the jobs
   const int32_t* summed;    // [L] places of rows
@@ -92,7 +92,7 @@ struct SampleLaunch {
   const uint32_t* words;
   // What the host gets.
   SampleAnswer* answers;  // [Q]
-  int32_t* tokens;        // [Q] SampleArgs::drawn, or null
+  int32_t* drawn_tokens;  // [Q] or null
   RankedToken* top;
   // What kernels leave each other.
   uint64_t* best;           // [R + E, P] keys

@@ -75,15 +75,11 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
   constexpr int kTileUnits = 2 * Rows::kSubTiles;  // of K, then of V
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const unsigned work = blockIdx.x * kDecodeWarps + warp;
-  const unsigned num_jobs = launch.num_jobs();
-  const unsigned index = work % num_jobs;
-  const auto split = static_cast<int>(work / num_jobs);
   const AttentionProblem& problem = launch.problem;
-  const RowJob job = launch.Job(index);
-  Rows rows(problem, job, 0);
-  const DecodeRange range = RangeOf(problem, job, split);
-  const SegmentTiles<typename Kind::Kv> tiles(problem, job, range);
+  const DecodeSegment segment = SegmentOf(launch, blockIdx.x * kDecodeWarps + warp);
+  Rows rows(problem, segment.job, 0);
+  const DecodeRange range = RangeOf(problem, segment);
+  const SegmentTiles<typename Kind::Kv> tiles(problem, segment.job, range);
   WaitForLaunchBefore();
   if (range.begin >= range.end) return;
   const int num_units = NumTiles(range) * kTileUnits;
@@ -119,7 +115,7 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
     rows.Finish(problem);
     return;
   }
-  const int64_t part = launch.PartOf(index, split);
+  const int64_t part = launch.PartOf(segment.index, segment.split);
   rows.ForEachRun([&](int i, int run, const float4& four) {
     const int row = Rows::RowOf(i);
     if (!rows.Has(row)) return;
@@ -148,10 +144,8 @@ struct WideShared : SegmentWeights<Kind> {
   static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
   static constexpr int kUnitTiles = 2;  // of V
   // What a warp adds: a slice of V, sixteen dimensions, if the head has so many.
-  static constexpr int kSliceTileBytes = kSubTiles * Tile::kSliceBytes;
-  static constexpr int kUnitBytes = Tile::kRingBytes > kUnitTiles* kSliceTileBytes
-                                        ? Tile::kRingBytes
-                                        : kUnitTiles* kSliceTileBytes;
+  static constexpr int kValueBytes = kUnitTiles * kSliceTileBytes<Kind>;
+  static constexpr int kUnitBytes = Tile::kRingBytes > kValueBytes ? Tile::kRingBytes : kValueBytes;
   static constexpr size_t kBytes =
       size_t{kWideWarps} * (kWideRingBytes + kWarp * sizeof(uint4)) + SegmentWeights<Kind>::kBytes;
   static_assert(Kind::kHeadDim <= kWideWarps * 16);
@@ -185,7 +179,10 @@ class WideUnits {
 #pragma unroll 1
     for (int i = 0; i < kUnitTiles; ++i) {
       const int tile = (unit - kOwnTiles * kSubTiles) * kUnitTiles + i;
-      if (tile < num_tiles_) CopyValues(tile, to + i * Shared::kSliceTileBytes);
+      if (tile < num_tiles_) {
+        CopySlices<Kind, 1>(tiles_, tile, warp_, 1,
+                            [&](int) { return to + i * kSliceTileBytes<Kind>; });
+      }
     }
   }
 
@@ -194,19 +191,6 @@ class WideUnits {
   using Tile = Shared::Tile;
   static constexpr int kSubTiles = Shared::kSubTiles;
   static constexpr int kUnitTiles = Shared::kUnitTiles;
-
-  __device__ __forceinline__ void CopyValues(int tile, SharedPtr<std::byte> to) const {
-    static_assert(Tile::kSlicePieces <= kWarp);
-    const int piece = threadIdx.x % kWarp;
-    const int from = Tile::SliceFrom(warp_, piece);
-    const int at = Tile::SlicePieceAt(piece);
-#pragma unroll
-    for (int sub = 0; sub < kSubTiles; ++sub) {
-      const auto source = tiles_.At(tile * kSubTiles + sub);
-      if (Tile::kSlicePieces < kWarp && piece >= Tile::kSlicePieces) continue;
-      CopyAsync16(to + sub * Tile::kSliceBytes + at, source.values + from, source.there);
-    }
-  }
 
   const int warp_;
   const int num_tiles_;
@@ -224,20 +208,17 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
   constexpr int kUnitTiles = WideShared<Kind>::kUnitTiles;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const unsigned num_jobs = launch.num_jobs();
-  const unsigned index = blockIdx.x % num_jobs;
-  const auto split = static_cast<int>(blockIdx.x / num_jobs);
   const AttentionProblem& problem = launch.problem;
-  const RowJob job = launch.Job(index);
-  const DecodeRange range = RangeOf(problem, job, split);
-  const WideUnits<Kind> units(problem, job, range);
+  const DecodeSegment segment = SegmentOf(launch, blockIdx.x);
+  const DecodeRange range = RangeOf(problem, segment);
+  const WideUnits<Kind> units(problem, segment.job, range);
   WaitForLaunchBefore();
   if (range.begin >= range.end) return;
   WarpRing<kWideRingBytes, WideShared<Kind>::kUnitBytes> ring(units);
   const WideShared<Kind> shared;
 
   // All warps have the same queries.
-  Scores scores(problem, job, 0);
+  Scores scores(problem, segment.job, 0);
   static_assert(Scores::kSteps <= kWideWarps);
   if (warp < Scores::kSteps) shared.queries[warp * kWarp + lane] = scores.Query(warp);
   __syncthreads();
@@ -273,7 +254,7 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
       Raise(shared.largest[tile * kTensorRows + Scores::RowOf(i)], &max[i]);
     }
   }
-  Scores now(problem, job, 0);
+  Scores now(problem, segment.job, 0);
   now.Unpark(parked);
 #pragma unroll 1
   for (int own = 0; own < kOwnTiles; ++own) {
@@ -292,11 +273,11 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
       const int tile = unit * kUnitTiles + of_unit;
       const int left = range.end - range.begin - tile * kAttentionTileTokens;
       if (left <= 0) break;
-      sums.AddTile(shared, tile, left, v + of_unit * WideShared<Kind>::kSliceTileBytes);
+      sums.AddTile(shared, tile, left, v + of_unit * kSliceTileBytes<Kind>);
     }
     ring.Leave(units);
   }
-  sums.Store(launch, scores, launch.PartOf(index, split), warp, range.whole);
+  sums.Store(launch, segment, scores, warp, range.whole);
 }
 
 // ---- parts ----

@@ -18,19 +18,33 @@ namespace tandem {
 inline constexpr int kWarpLanes = 32;  // of a warp
 inline constexpr int kSegmentTiles = kAttentionSegmentTokens / kAttentionTileTokens;
 
-// A segment of a sequence.
+// What some warps are about: a segment of a job.
+struct DecodeSegment {
+  int64_t at;  // among all
+  unsigned index;
+  int split;
+  RowJob job;
+};
+__device__ __forceinline__ DecodeSegment SegmentOf(const DecodeLaunch& launch, unsigned at) {
+  const unsigned num_jobs = launch.num_jobs();
+  const unsigned index = at % num_jobs;
+  return {
+      .at = at, .index = index, .split = static_cast<int>(at / num_jobs), .job = launch.Job(index)};
+}
+
+// What a sequence has of it.
 struct DecodeRange {
   int first_visible;
   int begin;   // of a tile
   int end;     // perhaps not after begin
   bool whole;  // There is no other.
 };
-__device__ __forceinline__ DecodeRange RangeOf(const AttentionProblem& problem, const RowJob& job,
-                                               int split) {
-  const int visible = job.num_cached + 1;
+__device__ __forceinline__ DecodeRange RangeOf(const AttentionProblem& problem,
+                                               const DecodeSegment& segment) {
+  const int visible = segment.job.num_cached + 1;
   const auto first_visible = static_cast<int>(FirstVisible(visible, problem.window));
   const SeenSegments seen = SegmentsSeen(problem, visible);
-  const int segment_begin = (seen.first + split) * kAttentionSegmentTokens;
+  const int segment_begin = (seen.first + segment.split) * kAttentionSegmentTokens;
   const int first_tile = first_visible / kAttentionTileTokens * kAttentionTileTokens;
   return {.first_visible = first_visible,
           .begin = first_tile > segment_begin ? first_tile : segment_begin,
@@ -83,6 +97,36 @@ class SegmentTiles {
   const AttentionProblem& problem_;
   const std::byte* keys_[2];
 };
+
+// Bytes of a slice of V, of a tile.
+template <typename Kind>
+inline constexpr int kSliceTileBytes =
+    TensorScores<Kind>::kSubTiles* TensorScores<Kind>::Tile::kSliceBytes;
+
+// By a warp, of a tile: `count` slices of V, kMost at most, from the `first`-th on; the i-th goes
+// to to(i).
+template <typename Kind, int kMost, typename To>
+__device__ __forceinline__ void CopySlices(const SegmentTiles<typename Kind::Kv>& tiles, int tile,
+                                           int first, int count, const To& to) {
+  using Tile = TensorScores<Kind>::Tile;
+  constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
+  static_assert(Tile::kSlicePieces <= kWarpLanes);
+  const int piece = threadIdx.x % kWarpLanes;
+  int from[kMost];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) from[i] = Tile::SliceFrom(first + i, piece);
+  const int at = Tile::SlicePieceAt(piece);
+#pragma unroll
+  for (int sub = 0; sub < kSubTiles; ++sub) {
+    const auto source = tiles.At(tile * kSubTiles + sub);
+    if (Tile::kSlicePieces < kWarpLanes && piece >= Tile::kSlicePieces) continue;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= count) break;
+      CopyAsync16(to(i) + sub * Tile::kSliceBytes + at, source.values + from[i], source.there);
+    }
+  }
+}
 
 // The weights of a segment's tiles as lanes give them to products, of each tile the rows' largest
 // scores and sums of weights, and where tokens have scales those of V.
@@ -175,8 +219,9 @@ class SliceSums {
 
   // The slice-th of the output, if the segment is the whole; else of the part's accumulators, and
   // the first slice has its maxima and sums.
-  __device__ __forceinline__ void Store(const DecodeLaunch& launch, const Scores& scores,
-                                        int64_t part, int slice, bool whole) const {
+  __device__ __forceinline__ void Store(const DecodeLaunch& launch, const DecodeSegment& segment,
+                                        const Scores& scores, int slice, bool whole) const {
+    const int64_t part = launch.PartOf(segment.index, segment.split);
     const int dim = DimOf(slice);
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {

@@ -24,22 +24,6 @@ struct SpreadLaunch {
   int slices;      // of a block
 };
 
-// What a block is about: a segment of a job.
-struct SpreadSegment {
-  int64_t at;  // among all
-  unsigned index;
-  int split;
-  RowJob job;
-  DecodeRange range;
-
-  __device__ SpreadSegment(const DecodeLaunch& decode, unsigned segment)
-      : at(segment),
-        index(segment % decode.num_jobs()),
-        split(static_cast<int>(segment / decode.num_jobs())),
-        job(decode.Job(index)),
-        range(RangeOf(decode.problem, job, split)) {}
-};
-
 __device__ __forceinline__ int64_t ScoresAt(int64_t segment, int sub, int row_of_lane) {
   const int64_t at = (segment * kSegmentTiles * kSubTiles + sub) * 2 + row_of_lane;
   return at * kWarp + static_cast<int>(threadIdx.x) % kWarp;
@@ -60,8 +44,8 @@ __global__ void TANDEM_THREADS(kScoreWarps* kWarp, kScoreBlocks)
   const int tile = static_cast<int>(blockIdx.x % kSegmentTiles);
   const int sub = tile * kSubTiles + warp;
   const AttentionProblem& problem = launch.decode.problem;
-  const SpreadSegment segment(launch.decode, blockIdx.x / kSegmentTiles);
-  const DecodeRange& range = segment.range;
+  const DecodeSegment segment = SegmentOf(launch.decode, blockIdx.x / kSegmentTiles);
+  const DecodeRange range = RangeOf(problem, segment);
   const auto source = SegmentTiles<typename Kind::Kv>(problem, segment.job, range).At(sub);
   WaitForLaunchBefore();
   if (range.begin + tile * kAttentionTileTokens >= range.end) return;
@@ -92,37 +76,17 @@ template <typename Kind>
 struct SpreadShared : SegmentWeights<Kind> {
   static constexpr int kSlices = Kind::kHeadDim / 16;
   static_assert(kSlices % kMostSlices == 0);  // No block lacks one.
-  static constexpr int kSliceTileBytes = kSubTiles * TensorScores<Kind>::Tile::kSliceBytes;
   static constexpr size_t Bytes(int slices) {
     return SegmentWeights<Kind>::kBytes +
-           static_cast<size_t>(slices) * kSegmentTiles * kSliceTileBytes;
+           static_cast<size_t>(slices) * kSegmentTiles * kSliceTileBytes<Kind>;
   }
   __device__ SpreadShared() : SegmentWeights<Kind>(SharedMemory()) {}
 
   __device__ SharedPtr<std::byte> SliceOfTile(int of_block, int tile) const {
     return SharedMemory() + static_cast<int>(SegmentWeights<Kind>::kBytes) +
-           (of_block * kSegmentTiles + tile) * kSliceTileBytes;
+           (of_block * kSegmentTiles + tile) * kSliceTileBytes<Kind>;
   }
 };
-
-// By a warp: slices [first, first + count) of V, a tile of it.
-template <typename Kind>
-__device__ __forceinline__ void CopySlices(const SegmentTiles<typename Kind::Kv>& tiles, int tile,
-                                           int first, int count, const SpreadShared<Kind>& shared) {
-  using Tile = TensorScores<Kind>::Tile;
-  const int piece = threadIdx.x % kWarp;
-#pragma unroll
-  for (int sub = 0; sub < kSubTiles; ++sub) {
-    const auto source = tiles.At(tile * kSubTiles + sub);
-    if (Tile::kSlicePieces < kWarp && piece >= Tile::kSlicePieces) continue;
-#pragma unroll
-    for (int i = 0; i < kMostSlices; ++i) {
-      if (i >= count) break;
-      CopyAsync16(shared.SliceOfTile(i, tile) + sub * Tile::kSliceBytes + Tile::SlicePieceAt(piece),
-                  source.values + Tile::SliceFrom(first + i, piece), source.there);
-    }
-  }
-}
 
 // One block some slices of a segment, of a head's dimensions sixteen each. All warps make weights
 // of scores, a tile each, which every block does; then a warp adds a slice.
@@ -135,9 +99,9 @@ __global__ void TANDEM_THREADS(kSliceWarps* kWarp, 1) SpreadValuesKernel(SpreadL
   const int warp = threadIdx.x / kWarp;
   const AttentionProblem& problem = launch.decode.problem;
   const unsigned blocks = (kSlices + launch.slices - 1) / launch.slices;
-  const SpreadSegment segment(launch.decode, blockIdx.x / blocks);
+  const DecodeSegment segment = SegmentOf(launch.decode, blockIdx.x / blocks);
   const int first_slice = static_cast<int>(blockIdx.x % blocks) * launch.slices;
-  const DecodeRange& range = segment.range;
+  const DecodeRange range = RangeOf(problem, segment);
   const SegmentTiles<typename Kind::Kv> tiles(problem, segment.job, range);
   WaitForLaunchBefore();
   if (range.begin >= range.end) return;
@@ -152,7 +116,8 @@ __global__ void TANDEM_THREADS(kSliceWarps* kWarp, 1) SpreadValuesKernel(SpreadL
       shared.CopyValueScales(warp * kSubTiles + sub, source.values, source.there);
     }
     CommitCopies();
-    CopySlices<Kind>(tiles, warp, first_slice, launch.slices, shared);
+    CopySlices<Kind, kMostSlices>(tiles, warp, first_slice, launch.slices,
+                                  [&](int i) { return shared.SliceOfTile(i, warp); });
     CommitCopies();
 #pragma unroll
     for (int sub = 0; sub < kSubTiles; ++sub) {
@@ -205,8 +170,7 @@ __global__ void TANDEM_THREADS(kSliceWarps* kWarp, 1) SpreadValuesKernel(SpreadL
     sums.AddTile(shared, tile, range.end - range.begin - tile * kAttentionTileTokens,
                  shared.SliceOfTile(warp, tile));
   }
-  sums.Store(launch.decode, scores, launch.decode.PartOf(segment.index, segment.split), slice,
-             range.whole);
+  sums.Store(launch.decode, segment, scores, slice, range.whole);
 }
 
 constexpr size_t kScoresOfSegment = size_t{kSegmentTiles} * kSubTiles * 2 * kWarp;     // float4

@@ -14,40 +14,40 @@
 namespace tandem {
 namespace {
 
-constexpr int kWideRows = 256;
-constexpr int kWidePanels = kWarps;  // one a warp
-constexpr int kWideEights = kWideRows / kProductRows;
+constexpr int kWgmmaRows = 256;
+constexpr int kWgmmaPanels = kWarps;  // one a warp
+constexpr int kWgmmaEights = kWgmmaRows / kProductRows;
 constexpr int kMultiplyThreads = kWarps * kWarp;
 constexpr int kCopyWarps = 4;
 constexpr int kCopyThreads = kCopyWarps * kWarp;
-constexpr int kCopyPanels = kWidePanels / kCopyWarps;
-constexpr int kWideThreads = kMultiplyThreads + kCopyThreads;
+constexpr int kCopyPanels = kWgmmaPanels / kCopyWarps;
+constexpr int kWgmmaThreads = kMultiplyThreads + kCopyThreads;
 // Registers of a thread that copies and of one that multiplies, who needs more than all begin with:
 // as many as there are for each.
 constexpr int kCopyRegisters = 56;
 constexpr int kMultiplyRegisters = 224;
-constexpr int kBegunRegisters = 65'536 / kWideThreads / 8 * 8;
+constexpr int kBegunRegisters = 65'536 / kWgmmaThreads / 8 * 8;
 static_assert(kCopyThreads * kCopyRegisters + kMultiplyThreads * kMultiplyRegisters <=
-              kWideThreads * kBegunRegisters);
-constexpr int kWideStages = 4;
+              kWgmmaThreads * kBegunRegisters);
+constexpr int kWgmmaStages = 4;
 // A stage's rows are given to products once so many stages behind it are on their way. With more
 // nobody would go on: a stage is left only when products with the next one have begun.
-constexpr int kStagesBehind = kWideStages - 2;
+constexpr int kStagesBehind = kWgmmaStages - 2;
 // Blocks that run side by side have so many tiles of outputs, by as many of rows as there are
 // blocks for, about 2,048 by 2,048 on 132 processors: a square reads least for its products, and
 // each of what it reads is in the second-level cache for eight or sixteen blocks.
 constexpr int kGroupTiles = 16;
 
-constexpr int kStageBytes = kWidePanels * kBlockPanelBytes + kWideRows * kInputBlockBytes;
+constexpr int kStageBytes = kWgmmaPanels * kBlockPanelBytes + kWgmmaRows * kInputBlockBytes;
 // The first stage, and all rows behind it, are where swizzled matrices may begin.
 constexpr int kRingAt = 1024;
-static_assert(kRingAt >= kBarrierBytes && kWidePanels * kBlockPanelBytes % 1024 == 0);
+static_assert(kRingAt >= kBarrierBytes && kWgmmaPanels * kBlockPanelBytes % 1024 == 0);
 // A warp's sums on their way out, some rows at a time.
 constexpr int kStagedEights = 4;
 constexpr int kStagedRows = kStagedEights * kProductRows;
 constexpr int kStagedNumbers = kStagedRows * kStagedRow<kPanelOutputs>;
-constexpr int kStagedAt = kRingAt + kWideStages * kStageBytes;
-constexpr size_t kWideSharedBytes = kStagedAt + sizeof(float) * kWarps * kStagedNumbers;
+constexpr int kStagedAt = kRingAt + kWgmmaStages * kStageBytes;
+constexpr size_t kWgmmaSharedBytes = kStagedAt + sizeof(float) * kWarps * kStagedNumbers;
 
 // As many tiles' numbers as there are registers for are loaded at once.
 constexpr int kEightsAtOnce = 8;
@@ -55,18 +55,18 @@ constexpr int kEightsAtOnce = 8;
 // Sums that wait: one a level of SegmentTree but the last.
 constexpr int kKeptLevels = 3;
 static_assert(1 << kKeptLevels == kNumLinearSegments);
-constexpr size_t kKeptBytes = sizeof(float4) * kKeptLevels * kWideEights * kMultiplyThreads;
+constexpr size_t kKeptBytes = sizeof(float4) * kKeptLevels * kWgmmaEights * kMultiplyThreads;
 
 __device__ __forceinline__ void Multiply(float* sums, const uint32_t (&weights)[4], uint64_t rows) {
-  WarpgroupMma<kWideRows>(sums, weights, rows, true);
+  WarpgroupMma<kWgmmaRows>(sums, weights, rows, true);
 }
 __device__ __forceinline__ void Multiply(int32_t* sums, const uint32_t (&weights)[4],
                                          uint64_t rows) {
-  WarpgroupMmaInt8<kWideRows>(sums, weights, rows, true);
+  WarpgroupMmaInt8<kWgmmaRows>(sums, weights, rows, true);
 }
 
 TANDEM_ANYWHERE inline int64_t NumOutputTiles(const PackedLinear& layer) {
-  return (NumPanels(layer) + kWidePanels - 1) / kWidePanels;
+  return (NumPanels(layer) + kWgmmaPanels - 1) / kWgmmaPanels;
 }
 
 // function(pass) for each of the block's tiles, a pass over all segments.
@@ -80,17 +80,17 @@ __device__ __forceinline__ void ForEachTile(const TensorLaunch& launch, const Fu
     const int64_t tiles_left = output_tiles - first;
     const auto in_group = static_cast<int>(tile % of_group);
     const int tiles = tiles_left < kGroupTiles ? static_cast<int>(tiles_left) : kGroupTiles;
-    const int64_t first_panel = (first + in_group % tiles) * kWidePanels;
-    const int64_t first_row = int64_t{in_group / tiles} * kWideRows;
+    const int64_t first_panel = (first + in_group % tiles) * kWgmmaPanels;
+    const int64_t first_row = int64_t{in_group / tiles} * kWgmmaRows;
     const int64_t panels_left = panels - first_panel;
     const int64_t rows_left = launch.num_rows - first_row;
-    function(
-        Pass{.segment = 0,
-             .first_panel = static_cast<int>(first_panel),
-             .num_panels = static_cast<int>(panels_left < kWidePanels ? panels_left : kWidePanels),
-             .first_row = first_row,
-             .num_rows = static_cast<int>(rows_left < kWideRows ? rows_left : kWideRows),
-             .blocks = {0, static_cast<int>(launch.layer.num_chunks)}});
+    function(Pass{
+        .segment = 0,
+        .first_panel = static_cast<int>(first_panel),
+        .num_panels = static_cast<int>(panels_left < kWgmmaPanels ? panels_left : kWgmmaPanels),
+        .first_row = first_row,
+        .num_rows = static_cast<int>(rows_left < kWgmmaRows ? rows_left : kWgmmaRows),
+        .blocks = {0, static_cast<int>(launch.layer.num_chunks)}});
   }
 }
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void CopyTiles(const TensorLaunch& launch, Ring filli
     giving.Next();
   };
   ForEachTile(launch, [&](const Pass& pass) {
-    const RowCopier<kWideRows, kCopyThreads> rows(launch, pass, thread);
+    const RowCopier<kWgmmaRows, kCopyThreads> rows(launch, pass, thread);
 #pragma unroll 1
     for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
       filling.WaitUntilFree();
@@ -131,7 +131,7 @@ __device__ __forceinline__ void CopyTiles(const TensorLaunch& launch, Ring filli
 
 // A warpgroup's sums of its outputs and a tile's rows.
 template <typename Product>
-class WideSums {
+class WarpgroupSums {
  public:
   using Sum = Product::Sum;
 
@@ -140,11 +140,11 @@ class WideSums {
   // nobody touches; a stage is left behind the first half of the next.
   __device__ __forceinline__ void SumStages(Ring* ring, int weights_at, int count) {
 #pragma unroll
-    for (int eight = 0; eight < kWideEights; ++eight) {
+    for (int eight = 0; eight < kWgmmaEights; ++eight) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) all_[eight][i] = Sum{0};
     }
-    Settle(&all_[0][0], kWideEights * 4);
+    Settle(&all_[0][0], kWgmmaEights * 4);
     SharedPtr<uint64_t> before = ring->full();
     uint32_t first[2][4];
     uint32_t second[2][4];
@@ -165,7 +165,7 @@ class WideSums {
       Load(ring->panels() + weights_at, first);
     }
     WaitForProducts<0>();
-    Settle(&all_[0][0], kWideEights * 4);
+    Settle(&all_[0][0], kWgmmaEights * 4);
     Ring::Leave(before);
   }
 
@@ -194,7 +194,7 @@ class WideSums {
     CommitProducts();
   }
 
-  Sum all_[kWideEights][4];
+  Sum all_[kWgmmaEights][4];
 };
 
 // Sums of segments on their way to one. Those that are kept are the left ones of SegmentTree's
@@ -205,24 +205,24 @@ class SegmentSums {
       : kept_(all + int64_t{blockIdx.x} * (kKeptLevels * kLevelSums) + threadIdx.x) {}
 
   // `sums` are the segment's; behind the last one they are those of all.
-  __device__ __forceinline__ void Add(int segment, float (&sums)[kWideEights][4]) const {
+  __device__ __forceinline__ void Add(int segment, float (&sums)[kWgmmaEights][4]) const {
     float4* at = kept_;
 #pragma unroll 1
     for (int left = segment; left % 2 == 1; left /= 2, at += kLevelSums) AddTo(at, sums);
     if (segment + 1 == kNumLinearSegments) return;
 #pragma unroll
-    for (int eight = 0; eight < kWideEights; ++eight) {
+    for (int eight = 0; eight < kWgmmaEights; ++eight) {
       at[eight * kMultiplyThreads] =
           make_float4(sums[eight][0], sums[eight][1], sums[eight][2], sums[eight][3]);
     }
   }
 
  private:
-  static constexpr int kLevelSums = kWideEights * kMultiplyThreads;
+  static constexpr int kLevelSums = kWgmmaEights * kMultiplyThreads;
 
-  __device__ __forceinline__ static void AddTo(const float4* left, float (&sums)[kWideEights][4]) {
+  __device__ __forceinline__ static void AddTo(const float4* left, float (&sums)[kWgmmaEights][4]) {
 #pragma unroll
-    for (int first = 0; first < kWideEights; first += kEightsAtOnce) {
+    for (int first = 0; first < kWgmmaEights; first += kEightsAtOnce) {
 #pragma unroll
       for (int eight = first; eight < first + kEightsAtOnce; ++eight) {
         const float4 four = left[eight * kMultiplyThreads];
@@ -254,11 +254,11 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
 #pragma unroll 1
     for (int segment = 0; segment < num_segments; ++segment) {
       const BlockRange blocks = BlocksOf(layer, segment);
-      WideSums<Product> products;
+      WarpgroupSums<Product> products;
       products.SumStages(&ring, weights_at, blocks.end - blocks.begin);
-      float sums[kWideEights][4];
+      float sums[kWgmmaEights][4];
 #pragma unroll
-      for (int eight = 0; eight < kWideEights; ++eight) {
+      for (int eight = 0; eight < kWgmmaEights; ++eight) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           sums[eight][i] = static_cast<float>(products.eight(eight)[i]);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
       if (layer.segmented) segments.Add(segment, sums);
       if (segment + 1 < num_segments || panel < warp) continue;
 #pragma unroll
-      for (int first = 0; first < kWideEights; first += kStagedEights) {
+      for (int first = 0; first < kWgmmaEights; first += kStagedEights) {
         __syncwarp();  // All have read what was there.
 #pragma unroll
         for (int eight = 0; eight < kStagedEights; ++eight) {
@@ -292,9 +292,9 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
 }
 
 template <typename Product>
-__global__ void TANDEM_THREADS(kWideThreads, 1) WgmmaRowsKernel(TensorLaunch launch) {
+__global__ void TANDEM_THREADS(kWgmmaThreads, 1) WgmmaRowsKernel(TensorLaunch launch) {
   if (!HasWarpgroupProducts()) return BeginLaunch();
-  const RingShape shape = {.panels = kWidePanels, .rows = kWideRows, .stages = kWideStages};
+  const RingShape shape = {.panels = kWgmmaPanels, .rows = kWgmmaRows, .stages = kWgmmaStages};
   Ring ring(shape, kRingAt);
   ring.Init(kCopyWarps * (WarpCopyArrivals() + 1));
   BeginLaunch();
@@ -307,16 +307,16 @@ __global__ void TANDEM_THREADS(kWideThreads, 1) WgmmaRowsKernel(TensorLaunch lau
   }
 }
 
-int64_t NumRowTiles(int64_t num_rows) { return CeilDiv<int64_t>(num_rows, kWideRows); }
+int64_t NumRowTiles(int64_t num_rows) { return CeilDiv<int64_t>(num_rows, kWgmmaRows); }
 
-int64_t NumWideBlocks(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits) {
+int64_t NumWgmmaBlocks(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits) {
   return std::min<int64_t>(limits.num_processors, NumOutputTiles(layer) * NumRowTiles(num_rows));
 }
 
 }  // namespace
 
 size_t WgmmaSumsBytes(const PackedLinear& layer, int64_t num_rows, const ProcessorLimits& limits) {
-  return static_cast<size_t>(NumWideBlocks(layer, num_rows, limits)) * kKeptBytes;
+  return static_cast<size_t>(NumWgmmaBlocks(layer, num_rows, limits)) * kKeptBytes;
 }
 
 cudaError_t LaunchWgmmaRows(const ProcessorLimits& limits, cudaStream_t stream,
@@ -326,9 +326,9 @@ cudaError_t LaunchWgmmaRows(const ProcessorLimits& limits, cudaStream_t stream,
   const auto kernel = launch.layer.weight_type == WeightType::kInt8 ? WgmmaRowsKernel<Int8Product>
                                                                     : WgmmaRowsKernel<Bf16Product>;
   return Launch(kernel,
-                {.blocks = NumWideBlocks(launch.layer, launch.num_rows, limits),
-                 .threads = kWideThreads,
-                 .shared_bytes = kWideSharedBytes},
+                {.blocks = NumWgmmaBlocks(launch.layer, launch.num_rows, limits),
+                 .threads = kWgmmaThreads,
+                 .shared_bytes = kWgmmaSharedBytes},
                 stream, launch);
 }
 

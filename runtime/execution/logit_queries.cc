@@ -49,7 +49,7 @@ void LogitQueries::AskKeeping(size_t run, int32_t row, SampleQuery query) {
 }
 
 absl::Status LogitQueries::Enqueue(int32_t begin, int32_t end, int64_t vocabulary, Decoder* decoder,
-                                   Backend* backend, DevicePtr<int32_t> drawn) {
+                                   Backend* backend, DevicePtr<int32_t> drawn_tokens) {
   results_.resize(queries_.size());
   const auto most = static_cast<int32_t>(decoder->max_logit_rows());
   size_t first = 0;
@@ -61,13 +61,14 @@ absl::Status LogitQueries::Enqueue(int32_t begin, int32_t end, int64_t vocabular
     }
     if (next == first) continue;  // They wait for what has not come.
     TANDEM_ASSIGN_OR_RETURN(const DevicePtr<const float> logits, decoder->Logits(row, rows));
-    TANDEM_RETURN_IF_ERROR(backend->Sample({.logits = logits,
-                                            .drawn = drawn + static_cast<std::ptrdiff_t>(first),
-                                            .num_rows = rows,
-                                            .vocabulary = vocabulary,
-                                            .queries = &queries_[first],
-                                            .results = &results_[first],
-                                            .count = static_cast<int64_t>(next - first)}));
+    TANDEM_RETURN_IF_ERROR(
+        backend->Sample({.logits = logits,
+                         .drawn_tokens = drawn_tokens + static_cast<std::ptrdiff_t>(first),
+                         .num_rows = rows,
+                         .vocabulary = vocabulary,
+                         .queries = &queries_[first],
+                         .results = &results_[first],
+                         .count = static_cast<int64_t>(next - first)}));
     first = next;
   }
   TANDEM_CHECK(first == queries_.size()) << "row " << rows_[first] << " of " << end;

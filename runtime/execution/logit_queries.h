@@ -32,13 +32,14 @@ class LogitQueries {
   size_t size() const { return queries_.size(); }
   bool enqueued() const { return !results_.empty(); }
 
-  // Their logits, of rows [begin, end), and their tokens, each to its place in `drawn` as well.
+  // Their logits, of rows [begin, end), and their tokens, each to its place in `drawn_tokens` as
+  // well.
   absl::Status Enqueue(int32_t begin, int32_t end, int64_t vocabulary, Decoder* decoder,
-                       Backend* backend, DevicePtr<int32_t> drawn);
+                       Backend* backend, DevicePtr<int32_t> drawn_tokens);
 
   // Once that is over: results to their runs. One that failed fails its run.
   void Publish(StepOutput* output) const;
-  // What is in a place of `drawn` then.
+  // What is in a place of `drawn_tokens` then.
   int32_t TokenAt(size_t place) const { return results_[place].ok() ? results_[place]->token : 0; }
 
  private:

@@ -149,11 +149,11 @@ absl::Status ModelExecutor::Enqueue(const StepInput& input, Step* step) {
   // it.
   const size_t most =
       step->queries.size() + static_cast<size_t>(step->num_logit_rows - step->first_waiting_row);
-  if (drawn_.size_bytes() < most * sizeof(int32_t)) {
-    TANDEM_ASSIGN_OR_RETURN(drawn_, backend_->Allocate(2 * most * sizeof(int32_t)));
+  if (drawn_tokens_.size_bytes() < most * sizeof(int32_t)) {
+    TANDEM_ASSIGN_OR_RETURN(drawn_tokens_, backend_->Allocate(2 * most * sizeof(int32_t)));
   }
   return step->queries.Enqueue(0, step->first_waiting_row, model_.config().vocab_size,
-                               decoder_.get(), backend_, drawn_.as<int32_t>());
+                               decoder_.get(), backend_, drawn_tokens_.as<int32_t>());
 }
 
 void ModelExecutor::EnqueueWaiting(Step* step) {
@@ -161,7 +161,7 @@ void ModelExecutor::EnqueueWaiting(Step* step) {
   if (!step->status.ok()) return;  // There may be no logits.
   step->status = step->waiting.Enqueue(
       step->first_waiting_row, step->num_logit_rows, model_.config().vocab_size, decoder_.get(),
-      backend_, drawn_.as<int32_t>() + static_cast<std::ptrdiff_t>(step->queries.size()));
+      backend_, drawn_tokens_.as<int32_t>() + static_cast<std::ptrdiff_t>(step->queries.size()));
   step->over = backend_->Record();
 }
 
@@ -312,7 +312,7 @@ absl::Status ModelExecutor::Forward() {
                             .positions = positions_,
                             .slots = slots_,
                             .logit_rows = logit_rows_,
-                            .drawn = drawn_.as<const int32_t>(),
+                            .drawn_tokens = drawn_tokens_.as<const int32_t>(),
                             .num_decodes = static_cast<int64_t>(decode_num_tokens_.size()),
                             .num_prefills = static_cast<int64_t>(prefill_num_cached_.size()),
                             .max_blocks = max_blocks_,

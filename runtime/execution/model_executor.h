@@ -83,7 +83,7 @@ class ModelExecutor final : public Executor {
     int32_t position = 0;  // Where that is.
     int32_t waiting_row = kNowhere;  // Its logits', where its draw waits.
     int32_t num_draws = 0;
-    int32_t drawn_at = kNowhere;  // The first one's place in `drawn`.
+    int32_t drawn_at = kNowhere;  // The first one's place in `drawn_tokens_`.
   };
   // A step that is begun and not finished.
   struct Step {
@@ -95,7 +95,7 @@ class ModelExecutor final : public Executor {
     absl::Status status;  // What could not be enqueued.
     DeviceEvent over;
 
-    // In that place of `drawn`, once the step is over.
+    // In that place of `drawn_tokens_`, once the step is over.
     int32_t TokenAt(size_t place) const {
       return place < queries.size() ? queries.TokenAt(place)
                                     : waiting.TokenAt(place - queries.size());
@@ -133,7 +133,7 @@ class ModelExecutor final : public Executor {
   std::vector<int32_t> logit_rows_;  // Rows of the forward pass whose logits may be needed.
 
   // Tokens of the step that drew last: those of its queries, then those that waited. [..] int32
-  DeviceBuffer drawn_;
+  DeviceBuffer drawn_tokens_;
   Step steps_[kMaxStepsBegun];
   int64_t num_begun_ = 0;
   int64_t num_finished_ = 0;

@@ -102,7 +102,7 @@ absl::Status Decoder::Forward(const ForwardInput& input) {
   // Such steps come again and again; their arrays lie one behind the other.
   const int64_t key[] = {num_rows_, input.num_decodes, input.max_blocks,
                          static_cast<int64_t>(arrays.token_ids.address()),
-                         static_cast<int64_t>(input.drawn.address())};
+                         static_cast<int64_t>(input.drawn_tokens.address())};
   return backend_->Replay(key, [&] { return Enqueue(input, arrays); });
 }
 
@@ -117,7 +117,7 @@ absl::Status Decoder::Enqueue(const ForwardInput& input, const StepArrays& array
 absl::Status Decoder::Embed(const ForwardInput& input, const StepArrays& arrays) {
   const WeightParts& weights = model_.weights().parts();
   TANDEM_RETURN_IF_ERROR(backend_->Embedding({.ids = arrays.token_ids,
-                                              .drawn = input.drawn,
+                                              .drawn_tokens = input.drawn_tokens,
                                               .table = weights.embedding,
                                               .positions = arrays.positions,
                                               .position_table = weights.position_embedding,

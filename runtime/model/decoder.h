@@ -25,11 +25,11 @@ namespace tandem {
 // T rows: first one for each of `num_decodes` sequences, then those of the prefill runs. All arrays
 // are the host's and live until Forward returns.
 struct ForwardInput {
-  std::span<const int32_t> token_ids;   // [T]; those below 0 are in `drawn` (EmbeddingArgs)
+  std::span<const int32_t> token_ids;   // [T]; those below 0 are in `drawn_tokens` (EmbeddingArgs)
   std::span<const int32_t> positions;   // [T]
   std::span<const int64_t> slots;       // [T] block · block_tokens + offset, all different
   std::span<const int32_t> logit_rows;  // [R] of which Logits may be asked
-  DevicePtr<const int32_t> drawn = nullptr;
+  DevicePtr<const int32_t> drawn_tokens = nullptr;
 
   int64_t num_decodes = 0;
   int64_t num_prefills = 0;

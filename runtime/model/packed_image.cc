@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/base/huge_pages.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
@@ -206,16 +207,9 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeInMemory(
     const PackedImageOptions& options, const Fill& fill) {
   const size_t bytes = std::max<size_t>(options.payload_bytes, 1);
-  void* const mapping =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("no memory for %d bytes of packed weights", bytes));
-  }
-  // With pages of 4 KiB page walks take a tenth of a step. A wish, so errors are none of ours.
-  ::madvise(mapping, bytes, MADV_HUGEPAGE);
+  TANDEM_ASSIGN_OR_RETURN(std::byte* const mapping, MapHugePages(bytes, "packed weights"));
   std::unique_ptr<PackedImage> image(new PackedImage());
-  image->mapping_ = static_cast<std::byte*>(mapping);
+  image->mapping_ = mapping;
   image->mapping_bytes_ = bytes;
   const std::span<std::byte> payload(image->mapping_, options.payload_bytes);
   TANDEM_ASSIGN_OR_RETURN(image->digest_, fill(payload));

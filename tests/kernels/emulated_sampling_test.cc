@@ -37,7 +37,7 @@ struct Case {
 
   HostSampleArgs Args(Results* results, int32_t* drawn = nullptr) const {
     return {.logits = logits.data(),
-            .drawn = drawn,
+            .drawn_tokens = drawn,
             .num_rows = num_rows,
             .vocabulary = vocabulary,
             .queries = queries.data(),

@@ -125,7 +125,7 @@ TEST_P(RowsTest, EmbeddingEqualsReference) {
       const int64_t place = rows - row;
       drawn[place] = std::exchange(ids[row], static_cast<int32_t>(-1 - place));
     }
-    args.drawn = drawn.data();
+    args.drawn_tokens = drawn.data();
     std::fill(actual.begin(), actual.end(), 0.0f);
     ASSERT_OK(device_->Embedding(args));
     ASSERT_EQ(actual, expected);

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
+#include "runtime/base/huge_pages.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_queue.h"
@@ -24,17 +24,6 @@ namespace {
 
 constexpr size_t kTokenBytes = 16;
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
-
-absl::StatusOr<std::byte*> AllocatePool(size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("no memory for a KV pool of %d bytes: %s", bytes, std::strerror(errno)));
-  }
-  madvise(memory, bytes, MADV_HUGEPAGE);  // Advice: may be refused.
-  std::memset(memory, 0, bytes);
-  return static_cast<std::byte*>(memory);
-}
 
 }  // namespace
 
@@ -297,8 +286,9 @@ absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
   const bool owned = pool.base == nullptr;
   KvPool registered = pool;
   if (owned) {
-    TANDEM_ASSIGN_OR_RETURN(registered.base,
-                            AllocatePool(static_cast<size_t>(pool.kv.pool_bytes())));
+    const auto bytes = static_cast<size_t>(pool.kv.pool_bytes());
+    TANDEM_ASSIGN_OR_RETURN(registered.base, MapHugePages(bytes, "a KV pool"));
+    std::memset(registered.base, 0, bytes);  // Touched.
   }
   std::unique_ptr<StagingBuffers> staging;
   if (pool.memory == MemoryKind::kDevice) {

@@ -406,11 +406,8 @@ int Main(const std::string& wanted, int num_threads, int repetitions,
                   },
                   Limit::kRead,
                   {}});
-  const bool has_int8_limit = isa != "generic";
-  add_limit("limit: products of 8 bits", Limit::kInt8, [=](int64_t n) {
-    if (int8_tiles) return RunInt8Tiles(n);
-    return has_int8_limit ? RunInt8Products(isa, n) : RunMultiplyAdds(isa, n);
-  });
+  add_limit("limit: products of 8 bits", Limit::kInt8,
+            [=](int64_t n) { return int8_tiles ? RunInt8Tiles(n) : RunInt8Products(isa, n); });
   if (has_dot) add_limit("limit: vdpbf16ps", Limit::kFloat, RunVdpbf16ps);
   if (is_amx) add_limit("limit: tdpbf16ps", Limit::kFloat, RunBf16Tiles);
 

@@ -102,6 +102,7 @@ double RunBf16Tiles(int64_t iterations) {
 }
 
 double RunInt8Products(std::string_view isa, int64_t iterations) {
+  if (isa == "generic") return RunMultiplyAdds(isa, iterations);
   if (isa == "avx2vnni") return 4 * RunInt8Dot256(iterations);
   if (isa == "avx2") return 2 * RunInt16Pairs256(iterations);
   if (isa == "avx512") return 2 * RunInt16Pairs512(iterations);

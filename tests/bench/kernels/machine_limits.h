@@ -18,7 +18,7 @@ namespace tandem {
 double RunMultiplyAdds(std::string_view isa, int64_t iterations);
 double RunVdpbf16ps(int64_t iterations);  // AVX-512 BF16
 // Products of 8 bits, summed: by vpdpbusd where the path has it ("..vnni", "avx512bf16" and "amx"),
-// else by vpmaddwd, which takes them as 16 bits, and an addition. Not for "generic".
+// else by vpmaddwd, which takes them as 16 bits, and an addition; for "generic" RunMultiplyAdds.
 double RunInt8Products(std::string_view isa, int64_t iterations);
 // By tiles of AMX, in a process that may use them: it has kernels of "amx" or of kTiles.
 double RunInt8Tiles(int64_t iterations);

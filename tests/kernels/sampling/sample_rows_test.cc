@@ -56,7 +56,7 @@ class SampleRowsTest : public DeviceTest {
     std::vector<absl::StatusOr<SampleResult>> results(c.queries.size());
     std::vector<int32_t> drawn(c.queries.size(), -7);
     const absl::Status status = device_->Sample({.logits = c.logits.data(),
-                                                 .drawn = drawn.data(),
+                                                 .drawn_tokens = drawn.data(),
                                                  .num_rows = c.num_rows,
                                                  .vocabulary = c.vocabulary,
                                                  .queries = c.queries.data(),

@@ -215,9 +215,7 @@ class Bench {
                          (path == "amx" || path == "avx512bf16") &&
                          PickedInt8Method() == Int8Method::kTiles;
       const auto products = [path, tiles](int64_t iterations) {
-        if (tiles) return RunInt8Tiles(iterations);
-        return path == "generic" ? RunMultiplyAdds(path, iterations)
-                                 : RunInt8Products(path, iterations);
+        return tiles ? RunInt8Tiles(iterations) : RunInt8Products(path, iterations);
       };
       AddLimit("limit_int8", {.int8_operations = products(1) * kLimitIterations},
                [products](int64_t) { products(kLimitIterations); });
