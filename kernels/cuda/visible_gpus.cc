@@ -29,6 +29,12 @@ absl::StatusOr<std::string> NameOfGpu(const char* visible, int number) {
                       visible, names.size()));
 }
 
+std::string UuidOfGpu(std::string_view bytes) {
+  std::string hex = absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
+  for (const size_t dash : {20, 16, 12, 8}) hex.insert(dash, 1, '-');
+  return kUuidPrefix + hex;
+}
+
 std::vector<std::string> VisibleGpus() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return {};
@@ -36,10 +42,7 @@ std::vector<std::string> VisibleGpus() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) return {};
-    std::string hex = absl::BytesToHexString(
-        absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
-    for (const size_t dash : {20, 16, 12, 8}) hex.insert(dash, 1, '-');
-    uuids.push_back(kUuidPrefix + hex);
+    uuids.push_back(UuidOfGpu({properties.uuid.bytes, sizeof(properties.uuid.bytes)}));
   }
   return uuids;
 }

@@ -4,6 +4,7 @@
 #define TANDEM_KERNELS_CUDA_VISIBLE_GPUS_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,8 +16,11 @@ namespace tandem {
 // the variable has it. InvalidArgument, with both, if there are not so many.
 absl::StatusOr<std::string> NameOfGpu(const char* visible, int number);
 
-// The UUIDs of those that the process sees, in their order, as NVIDIA's tools write them
-// ("GPU-1234abcd-..."): the same cards whatever becomes of numbers. None if CUDA cannot be used.
+// Its UUID as NVIDIA's tools write it ("GPU-1234abcd-..."), of the 16 bytes that CUDA gives.
+std::string UuidOfGpu(std::string_view bytes);
+
+// The UUIDs of those that the process sees, in their order: the same cards whatever becomes of
+// numbers. None if CUDA cannot be used.
 std::vector<std::string> VisibleGpus();
 
 // From now on, of those that the process sees, that one alone, on all of its threads; it has not

@@ -1,6 +1,7 @@
 #include "services/worker/worker_metrics.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 
@@ -28,7 +29,8 @@ const std::vector<double>& SequenceBuckets() {
 
 }  // namespace
 
-WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry)
+WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, const Backend* backend,
+                             MetricsRegistry* registry)
     : transport_(self.terms.transport),
       registry_(registry),
       prompt_wait_seconds_(registry->Histogram(
@@ -86,13 +88,18 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
       kv_usage_(registry->Gauge(
           "vllm:kv_cache_usage_perc",
           "Part of the KV blocks that are neither free nor only cached, for endpoint pickers.")) {
+  const std::optional<GpuIdentity> gpu = backend == nullptr ? std::nullopt : backend->gpu();
   registry
-      ->Gauge("tandem_worker_info", "1; what this worker is.",
+      ->Gauge("tandem_worker_info",
+              "1; what this worker is, and on which device; gpu_uuid is empty on a CPU.",
               {{"role", std::string(WorkerRoleName(self.role))},
                {"model", self.model},
                {"numerics_id", self.terms.numerics_id},
                {"kv_class", self.terms.kv_class},
-               {"transport", self.terms.transport}})
+               {"transport", self.terms.transport},
+               {"device", backend == nullptr ? "" : backend->name()},
+               {"isa", backend == nullptr ? "" : backend->isa()},
+               {"gpu_uuid", gpu.has_value() ? gpu->uuid : ""}})
       .Set(1);
   registry
       ->Gauge("vllm:cache_config_info", "1; the KV pool's sizes, for endpoint pickers.",

@@ -70,6 +70,18 @@ void WarnOfTheNetwork(const WorkerOptions& options, const std::string& transport
   }
 }
 
+// Which card it is, for who looks for it in the kernel's log or another tool.
+void LogGpu(const Backend& backend) {
+  const std::optional<GpuIdentity> gpu = backend.gpu();
+  if (!gpu.has_value()) return;
+  LogInfo("GPU", {{"model", gpu->model},
+                  {"uuid", gpu->uuid},
+                  {"pci_address", gpu->pci_address},
+                  {"compute_capability", gpu->compute_capability},
+                  {"memory_bytes", gpu->memory_bytes},
+                  {"driver_for_cuda", gpu->driver}});
+}
+
 // Loads the weights into `process`; what they compute is their numerics_id.
 absl::StatusOr<std::string> LoadModel(const WorkerOptions& options, WorkerPlan plan,
                                       int32_t threads, Process* process) {
@@ -188,6 +200,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                                            .isa = options.isa,
                                                            .num_threads = threads,
                                                            .niceness = Niceness(options)}));
+  LogGpu(*process.backend);
   const bool on_device = process.backend->pool_kind() == MemoryKind::kDevice;
   if (options.transport == "ucx" && on_device) {
     TANDEM_RETURN_IF_ERROR(CheckUcxMemory(ucx_memory, options.ucx_devices));
@@ -206,6 +219,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
   TANDEM_ASSIGN_OR_RETURN(WorkerConfig config,
                           ConfigOf(options, secret, machine, plan, engine, fingerprints));
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
+  config.backend = process.backend.get();
   config.nccl = process.nccl.get();
   config.ucx_memory = ucx_memory;
   TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));

@@ -429,6 +429,21 @@ TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
   EXPECT_THAT(backend.ToString(), testing::HasSubstr("no CUDA-capable device"));
 }
 
+// As nvidia-smi, exporters and the kernel's log name it.
+TEST_F(NarrowedTest, AGpuSaysWhichOneItIs) {
+  Set("2,1");
+  const auto backend = CreateCudaBackend(CudaProducts::kFma);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const std::optional<GpuIdentity> gpu = (*backend)->gpu();
+  ASSERT_TRUE(gpu.has_value());
+  EXPECT_EQ(gpu->model, "emulated GPU");
+  EXPECT_EQ(gpu->uuid, emulated::UuidOf(2));
+  EXPECT_EQ(gpu->pci_address, "0000:3d:00.0");
+  EXPECT_EQ(gpu->compute_capability, "9.0");
+  EXPECT_EQ(gpu->driver, "13.0");
+  EXPECT_EQ(gpu->memory_bytes, (*(*backend)->MeasureMemory())->total_bytes);
+}
+
 TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {
   constexpr size_t kBytes = 64 * 83;
   constexpr int64_t kBlocks = 520;  // more than a launch takes

@@ -4,6 +4,7 @@
 #define TANDEM_TESTS_SUPPORT_FORWARDING_BACKEND_H_
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@ class ForwardingBackend : public Backend {
 
   std::string name() const override { return backend_->name(); }
   std::string isa() const override { return backend_->isa(); }
+  std::optional<GpuIdentity> gpu() const override { return backend_->gpu(); }
   absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
     return backend_->Allocate(size_bytes);
   }

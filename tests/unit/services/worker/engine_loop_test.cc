@@ -75,7 +75,7 @@ class StuckWorker {
   SimulatedExecutor executor_{{.num_blocks = 12, .vocabulary = kTestVocabulary}};
   KvReceiver receiver_{kTestBlockBytes};
   LeaseKeeper leases_;
-  WorkerMetrics metrics_{{}, &registry_};
+  WorkerMetrics metrics_{{}, nullptr, &registry_};
   RouterSessions routers_{2, &parts_.calls, &parts_.prompts, &parts_.commands};
   DecodeSessions decodes_{self_, &parts_.calls, &parts_.prompts, &transport_, &parts_.commands};
   PrefillPeers prefills_{self_,
