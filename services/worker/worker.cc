@@ -243,7 +243,8 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                                              .decodes = decodes_.get(),
                                                              .prefills = prefills_.get(),
                                                              .watches = watches_.get(),
-                                                             .metrics = metrics_.get()}));
+                                                             .metrics = metrics_.get(),
+                                                             .backend = config.backend}));
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));

@@ -42,6 +42,7 @@ struct WorkerConfig {
   DevicePtr<std::byte> device_pool;
   DeviceCopier* device_copier = nullptr;
   // What the executor computes on, for metrics; outlives the worker. Null: they say nothing of it.
+  // Asked what it is when the worker is made, and on the engine thread what memory it has.
   const Backend* backend = nullptr;
   NcclApi* nccl = nullptr;  // The transport's, if it is "nccl"; outlives the worker.
   double liveness_scale = 1;

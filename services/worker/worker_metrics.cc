@@ -19,6 +19,10 @@ constexpr char kHitsHelp[] =
 constexpr char kLinks[] = "tandem_kv_link_bytes_per_second";
 constexpr char kLinksHelp[] =
     "Speed of the link to a peer when it opened, for as long as it is open.";
+constexpr char kMemory[] = "tandem_device_memory_bytes";
+constexpr char kMemoryHelp[] =
+    "Memory of the worker's GPU, free or taken by whoever; the states sum to what it has. Measured "
+    "between steps, every ten seconds; not there on a CPU.";
 constexpr char kFrames[] = "tandem_kv_frames_total";
 constexpr char kFramesHelp[] = "KV frames that arrived and got a place, by what became of them.";
 
@@ -147,6 +151,14 @@ void WorkerMetrics::OnLoad(const WorkerLoad& load) {
   cached_blocks_.Set(static_cast<double>(load.blocks.cached));
   in_flight_blocks_.Set(static_cast<double>(load.blocks.in_flight));
   quarantined_blocks_.Set(static_cast<double>(load.blocks.quarantined));
+}
+
+void WorkerMetrics::OnDeviceMemory(const DeviceMemory& memory) {
+  const auto set = [this](const char* state, int64_t bytes) {
+    registry_->Gauge(kMemory, kMemoryHelp, {{"state", state}}).Set(static_cast<double>(bytes));
+  };
+  set("free", memory.free_bytes);
+  set("taken", memory.total_bytes - memory.free_bytes);
 }
 
 void WorkerMetrics::OnFrame(FrameOutcome outcome, int64_t payload_bytes) {

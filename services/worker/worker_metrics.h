@@ -29,6 +29,7 @@ class WorkerMetrics {
   // `seconds`: of the step that was finished.
   void OnStep(double seconds, const Engine::StepResult& step);
   void OnLoad(const WorkerLoad& load);
+  void OnDeviceMemory(const DeviceMemory& memory);
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
   void OnPrompt(const PromptEvent& prompt) {
     (prompt.by_prefill ? peer_hit_tokens_ : own_hit_tokens_).Increment(prompt.cached_tokens);

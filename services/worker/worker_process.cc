@@ -172,14 +172,18 @@ ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) 
   };
 }
 
-// What came of the plan.
+// What came of the plan. CUDA's own part was taken before, and is not counted; what other processes
+// took of the device meanwhile is.
 absl::Status LogDeviceMemory(const WorkerPlan& plan, const Backend& backend) {
   if (!plan.memory.device.has_value()) return absl::OkStatus();
   TANDEM_ASSIGN_OR_RETURN(const std::optional<DeviceMemory> now, backend.MeasureMemory());
   const int64_t taken_bytes = plan.memory.device->free_bytes - now->free_bytes;
-  LogInfo("device memory", {{"taken_bytes", taken_bytes},
-                            {"of_which_kv_bytes", plan.sizes.kv.pool_bytes()},
-                            {"of_which_weights_bytes", plan.model.weights.packed_bytes},
+  const int64_t kv_bytes = plan.sizes.kv.pool_bytes();
+  const auto weights_bytes = static_cast<int64_t>(plan.model.weights.packed_bytes);
+  LogInfo("device memory", {{"taken_since_plan_bytes", taken_bytes},
+                            {"of_which_kv_bytes", kv_bytes},
+                            {"of_which_weights_bytes", weights_bytes},
+                            {"of_which_other_bytes", taken_bytes - kv_bytes - weights_bytes},
                             {"free_bytes", now->free_bytes},
                             {"total_bytes", now->total_bytes}});
   return absl::OkStatus();

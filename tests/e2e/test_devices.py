@@ -106,6 +106,9 @@ def test_a_worker_says_which_gpu_it_has(tmp_path):
     with gpu, worker(tmp_path, "cpu", *flags) as cpu, Router(tmp_path, [gpu, cpu], PATIENT) as router:
         router.wait_alive("hybrid", 2)
         found = [dict(labels) for name, labels in router.metrics() if name == "tandem_worker_info"]
+        assert router.total("tandem_device_memory_bytes", worker="gpu") == 8 << 30
+        assert router.total("tandem_device_memory_bytes", worker="gpu", state="taken") > 64_000_000  # KV
+        assert router.total("tandem_device_memory_bytes", worker="cpu") == 0
         info = {labels["worker"]: labels for labels in found}
         said = [json.loads(line) for line in gpu.log_path.read_text().splitlines()]
     uuid = "GPU-00000000-0000-0000-0000-000000000001"

@@ -33,6 +33,9 @@ class ForwardingBackend : public Backend {
                                             const KvPoolMemory& memory) override {
     return backend_->AllocatePool(size_bytes, memory);
   }
+  absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
+    return backend_->MeasureMemory();
+  }
   MemoryKind pool_kind() const override { return backend_->pool_kind(); }
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
     return backend_->PlaceWeights(bytes);
