@@ -70,6 +70,7 @@ BackendOr CreateBest(const BackendOptions& options) {
   if (options.isa != "auto") return CreateCpu(options);
   BackendOr gpu = CreateGpu(options);
   if (gpu.ok()) return gpu;
+  TANDEM_RETURN_IF_ERROR(MayDoWithoutGpu(gpu.status(), options.root));
   LogWarning("the CPU computes", {{"why", std::string(gpu.status().message())}});
   return CreateCpu(options);
 }

@@ -30,6 +30,13 @@ absl::Status SeeOneGpu(int number);
 // FailedPrecondition if it is not there.
 absl::Status SeeOneGpu(const std::string& uuid);
 
+// What "auto" does where no GPU can be used, and `why` says so. OK: the CPU computes, as the
+// machine has none of NVIDIA's or CUDA_VISIBLE_DEVICES names none. Else `why` with what shows that
+// one is there and what to do: nobody asked for a CPU's speed. `root` ends in "/": where the
+// machine's files are. A GPU is a display controller on the PCI bus, whether or not its driver is
+// loaded, or the driver's file in /dev, which is all that some containers are shown.
+absl::Status MayDoWithoutGpu(const absl::Status& why, const std::string& root);
+
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_CUDA_VISIBLE_GPUS_H_

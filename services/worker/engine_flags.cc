@@ -49,7 +49,7 @@ void EngineFlags::Declare(FlagSet* flags) {
       "device", &device, "DEVICE",
       "what computes, auto, cpu, cuda, cuda:N or cuda:GPU-UUID; cuda: the first GPU, or the N-th, "
       "from 0, of those that the process sees, or that one of the machine's; auto: a GPU where "
-      "this was built with CUDA and there is one, else the cpu");
+      "this was built with CUDA and there is one, which must be usable then, else the cpu");
   flags->Add("gpu-memory-utilization", &gpu_memory_utilization, "X",
              "part of a GPU's memory that all its workers take together, on a GPU: weights, KV and "
              "what they compute with",
