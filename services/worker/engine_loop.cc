@@ -224,9 +224,10 @@ void EngineLoop::OnTransferred(int64_t took_us) {
   parts_.metrics->OnTransferSeconds(static_cast<double>(took_us) * 1e-6);
 }
 
-void EngineLoop::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {
+void EngineLoop::OnPeerPaused(const WorkerId& prefill, PauseReason reason,
+                              const std::string& detail) {
   LogWarning("a prefill worker is paused",
-             {{"worker", prefill.name}, {"why", PauseReasonName(reason)}});
+             {{"worker", prefill.name}, {"why", PauseReasonName(reason)}, {"detail", detail}});
   parts_.metrics->OnPeerPaused(reason);
 }
 

@@ -87,7 +87,8 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
   void OnTransferred(int64_t took_us) override;
-  void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
+  void OnPeerPaused(const WorkerId& prefill, PauseReason reason,
+                    const std::string& detail) override;
 
   const EngineLoopParts parts_;
   const SteadyClock clock_;
