@@ -14,8 +14,8 @@
 namespace tandem {
 
 // What --isa takes: "auto" (the best that this machine has; on a GPU "tensor"), one of the cpu's
-// (KnownIsas), or one of a GPU: products of bf16 on the tensor cores ("tensor") or those of the
-// cpu's class ("fma").
+// (KnownIsas), or one of a GPU: products of bf16 on the tensor cores ("tensor", or "mma" for
+// the same bits by a warp's products alone) or those of the cpu's class ("fma").
 std::vector<std::string> IsaChoices();
 
 struct BackendOptions {

@@ -361,7 +361,8 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products) {
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products,
+                                                           bool tries_warpgroups) {
   constexpr int kFirst = 0;  // which every thread uses that has not chosen another
   cudaDeviceProp properties;
   int driver = 0;  // The newest CUDA that it can run; 0: there is none.
@@ -380,8 +381,8 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
   bool has_warpgroup_products = false;
-  if (products == CudaProducts::kTensorCores && properties.major == kWgmmaMajor &&
-      properties.minor == 0) {
+  if (tries_warpgroups && products == CudaProducts::kTensorCores &&
+      properties.major == kWgmmaMajor && properties.minor == 0) {
     TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
                                       "trying the products of four warps"));
   }

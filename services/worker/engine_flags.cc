@@ -83,7 +83,8 @@ void EngineFlags::Declare(FlagSet* flags) {
       "isa", &isa, IsaChoices(),
       "instruction set; lower it to match other machines bit for bit; amx: bf16 by the "
       "tiles of AMX, whose bits no other has, so auto does not take it; of a GPU: tensor, by its "
-      "tensor cores, which auto is, or fma, with the bits of the cpu's");
+      "tensor cores, which auto is, mma, the same bits without wgmma, or fma, with those of the "
+      "cpu's");
   flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
                    "dummy: deterministic random weights from config.json alone");
   flags->Add("cache-dir", &cache_dir, "DIR",
