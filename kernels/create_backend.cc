@@ -1,6 +1,7 @@
 #include "kernels/create_backend.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -49,20 +50,25 @@ BackendOr CreateCpu(const BackendOptions& options) {
       {.isa = options.isa, .num_threads = options.num_threads, .niceness = options.niceness});
 }
 
-bool IsOfGpu(const std::string& isa) { return isa == "tensor" || isa == "fma"; }
+constexpr const char* kIsasOfGpus[] = {"tensor", "mma", "fma"};
+
+bool IsOfGpu(const std::string& isa) {
+  return std::find(std::begin(kIsasOfGpus), std::end(kIsasOfGpus), isa) != std::end(kIsasOfGpus);
+}
 
 #if defined(TANDEM_CUDA)
 
 BackendOr CreateGpu(const BackendOptions& options) {
   if (options.isa != "auto" && !IsOfGpu(options.isa)) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "unknown instruction set \"%s\" of a GPU; known: auto, tensor, fma", options.isa));
+        "unknown instruction set \"%s\" of a GPU; known: auto, tensor, mma, fma", options.isa));
   }
   if (const std::string name = NameOfOneGpu(options.device); !name.empty()) {
     int number = 0;
     TANDEM_RETURN_IF_ERROR(absl::SimpleAtoi(name, &number) ? SeeOneGpu(number) : SeeOneGpu(name));
   }
-  return CreateCudaBackend(options.isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores);
+  return CreateCudaBackend(options.isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores,
+                           /*tries_warpgroups=*/options.isa != "mma");
 }
 
 BackendOr CreateBest(const BackendOptions& options) {
@@ -70,6 +76,7 @@ BackendOr CreateBest(const BackendOptions& options) {
   if (options.isa != "auto") return CreateCpu(options);
   BackendOr gpu = CreateGpu(options);
   if (gpu.ok()) return gpu;
+  TANDEM_RETURN_IF_ERROR(MayDoWithoutGpu(gpu.status(), options.root));
   LogWarning("the CPU computes", {{"why", std::string(gpu.status().message())}});
   return CreateCpu(options);
 }
@@ -97,7 +104,7 @@ BackendOr CreateBest(const BackendOptions& options) {
 std::vector<std::string> IsaChoices() {
   std::vector<std::string> choices = {"auto"};
   for (const Isa& isa : KnownIsas()) choices.emplace_back(isa.name);
-  choices.insert(choices.end(), {"tensor", "fma"});
+  choices.insert(choices.end(), std::begin(kIsasOfGpus), std::end(kIsasOfGpus));
   return choices;
 }
 

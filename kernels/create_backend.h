@@ -14,15 +14,15 @@
 namespace tandem {
 
 // What --isa takes: "auto" (the best that this machine has; on a GPU "tensor"), one of the cpu's
-// (KnownIsas), or one of a GPU: products of bf16 on the tensor cores ("tensor") or those of the
-// cpu's class ("fma").
+// (KnownIsas), or one of a GPU: products of bf16 on the tensor cores ("tensor", or "mma" for
+// the same bits by a warp's products alone) or those of the cpu's class ("fma").
 std::vector<std::string> IsaChoices();
 
 struct BackendOptions {
   // "auto": a GPU where this was built with CUDA, there is one and `isa` is none of a cpu; else the
-  // cpu. "cpu". "cuda", the process's first GPU; "cuda:N", the N-th of those that it sees, or
-  // "cuda:UUID", one of the machine's, for both of which this process must not have used a GPU
-  // before. For tests "reference", plain scalar code,
+  // cpu. One that is there and cannot be used is an error. "cpu". "cuda", the process's first GPU;
+  // "cuda:N", the N-th of those that it sees, or "cuda:UUID", one of the machine's, for both of
+  // which this process must not have used a GPU before. For tests "reference", plain scalar code,
   // the specification, "fenced", the cpu as a device whose memory is elsewhere, and "fenced_pool",
   // where that is so of its pool, too.
   std::string device = "cpu";
@@ -30,6 +30,7 @@ struct BackendOptions {
   int num_threads = 1;       // The cpu has 1 to 1,024, the calling thread included.
   // With one, all threads are others than the calling one, and so many levels (nice(2)) above it.
   int niceness = 0;
+  std::string root = "/";  // Where the machine's files are, by which "auto" finds GPUs.
 };
 
 // InvalidArgument for what names no device. Looks for none.

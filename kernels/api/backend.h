@@ -120,6 +120,16 @@ struct DeviceMemory {
   int64_t free_bytes = 0;  // Nobody holds them, now.
 };
 
+// A GPU by the names that other tools have for it.
+struct GpuIdentity {
+  std::string model;               // "NVIDIA H200"
+  std::string uuid;                // "GPU-1234abcd-...", as NVIDIA's tools write it.
+  std::string pci_address;         // "0000:3b:00.0", as the kernel's log has it.
+  std::string compute_capability;  // "9.0"
+  std::string driver;              // The newest CUDA that it can run: "13.0".
+  int64_t memory_bytes = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -128,6 +138,8 @@ class Backend {
   virtual std::string name() const = 0;
   // Its instruction set: "reference", one of IsaChoices (create_backend.h), or a GPU's ("sm_90").
   virtual std::string isa() const = 0;
+  // Which one it is of the machine's. Nothing: it is no GPU.
+  virtual std::optional<GpuIdentity> gpu() const { return std::nullopt; }
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.
   virtual absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) = 0;

@@ -19,6 +19,7 @@
 #include "kernels/cuda/cuda_rows.h"
 #include "kernels/cuda/cuda_sampler.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/visible_gpus.h"
 #include "kernels/support/host_args.h"
 #include "kernels/support/staging_ring.h"
 #include "kernels/support/validate.h"
@@ -33,6 +34,9 @@ constexpr int kWgmmaMajor = 9;   // has products of four warps, as no other does
 constexpr size_t kRingBufferBytes = size_t{16} << 20;
 constexpr int kNumRingBuffers = 4;
 
+// "13.0", of 13000.
+std::string CudaVersion(int number) { return absl::StrCat(number / 1000, ".", number % 1000 / 10); }
+
 class CudaLinearOp final : public LinearOp {
  public:
   CudaLinearOp(const LinearSpec& spec, CudaProducts products, const std::byte* packed)
@@ -45,9 +49,17 @@ class CudaLinearOp final : public LinearOp {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const cudaDeviceProp& properties, CudaProducts products, bool has_warpgroup_products,
-              std::unique_ptr<CudaStream> stream, std::unique_ptr<CudaStream> checksum_stream)
-      : isa_(absl::StrCat("sm_", properties.major, properties.minor,
+  CudaBackend(const cudaDeviceProp& properties, int driver, CudaProducts products,
+              bool has_warpgroup_products, std::unique_ptr<CudaStream> stream,
+              std::unique_ptr<CudaStream> checksum_stream)
+      : gpu_({.model = properties.name,
+              .uuid = UuidOfGpu({properties.uuid.bytes, sizeof(properties.uuid.bytes)}),
+              .pci_address = absl::StrFormat("%04x:%02x:%02x.0", properties.pciDomainID,
+                                             properties.pciBusID, properties.pciDeviceID),
+              .compute_capability = absl::StrCat(properties.major, ".", properties.minor),
+              .driver = CudaVersion(driver),
+              .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)}),
+        isa_(absl::StrCat("sm_", properties.major, properties.minor,
                           products == CudaProducts::kFma ? "" : "-tensor",
                           has_warpgroup_products ? "-wgmma" : "")),
         products_(products),
@@ -65,6 +77,7 @@ class CudaBackend final : public Backend {
 
   std::string name() const override { return "cuda"; }
   std::string isa() const override { return isa_; }
+  std::optional<GpuIdentity> gpu() const override { return gpu_; }
 
   absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
     void* data = nullptr;
@@ -333,6 +346,7 @@ class CudaBackend final : public Backend {
     return Enqueued(operation(OnHost(args), stream_->get()));
   }
 
+  const GpuIdentity gpu_;
   const std::string isa_;
   const CudaProducts products_;
   const ProcessorLimits limits_;
@@ -347,13 +361,18 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products) {
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products,
+                                                           bool tries_warpgroups) {
   constexpr int kFirst = 0;  // which every thread uses that has not chosen another
   cudaDeviceProp properties;
-  if (const cudaError_t error = cudaGetDeviceProperties(&properties, kFirst);
-      error != cudaSuccess) {
+  int driver = 0;  // The newest CUDA that it can run; 0: there is none.
+  cudaError_t error = cudaDriverGetVersion(&driver);
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, kFirst);
+  if (error != cudaSuccess) {
     return absl::FailedPreconditionError(
-        absl::StrCat("no GPU can be used: ", cudaGetErrorString(error)));
+        absl::StrFormat("no GPU can be used: %s (%s)", cudaGetErrorString(error),
+                        driver == 0 ? "no driver is installed"
+                                    : absl::StrCat("a driver for CUDA ", CudaVersion(driver))));
   }
   if (properties.major < kOldestMajor) {
     return absl::FailedPreconditionError(
@@ -362,14 +381,14 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
   bool has_warpgroup_products = false;
-  if (products == CudaProducts::kTensorCores && properties.major == kWgmmaMajor &&
-      properties.minor == 0) {
+  if (tries_warpgroups && products == CudaProducts::kTensorCores &&
+      properties.major == kWgmmaMajor && properties.minor == 0) {
     TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
                                       "trying the products of four warps"));
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> checksum_stream,
                           CudaStream::Create(CudaStream::Kind::kUrgent));
-  return std::make_unique<CudaBackend>(properties, products, has_warpgroup_products,
+  return std::make_unique<CudaBackend>(properties, driver, products, has_warpgroup_products,
                                        std::move(stream), std::move(checksum_stream));
 }
 

@@ -15,8 +15,10 @@
 namespace tandem {
 
 // For the process's first GPU (CUDA_VISIBLE_DEVICES says which that is). FailedPrecondition if
-// there is none, or if it is older than our kernels.
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products);
+// there is none, or if it is older than our kernels. Products of four warps (wgmma) are tried, and
+// taken if they have the bits of a warp's, unless `tries_warpgroups` is false.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products,
+                                                           bool tries_warpgroups = true);
 
 }  // namespace tandem
 

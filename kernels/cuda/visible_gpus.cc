@@ -3,13 +3,17 @@
 #include <cuda_runtime.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -17,6 +21,34 @@ namespace {
 
 constexpr char kVariable[] = "CUDA_VISIBLE_DEVICES";
 constexpr char kUuidPrefix[] = "GPU-";
+constexpr char kVendor[] = "0x10de";       // NVIDIA's, as the kernel writes it.
+constexpr char kDisplayClass[] = "0x03";   // Also of those that drive no display.
+constexpr size_t kMaxFileBytes = 1 << 16;  // The kernel says that its files have a page.
+
+bool IsGpu(const std::filesystem::path& device) {
+  const auto begins = [&device](const char* file, const char* with) {
+    const absl::StatusOr<std::string> text = ReadSmallFile(device / file, kMaxFileBytes);
+    return text.ok() && absl::StartsWith(*text, with);
+  };
+  return begins("vendor", kVendor) && begins("class", kDisplayClass);
+}
+
+// What shows that the machine has a GPU; empty: nothing does.
+std::string TraceOfGpu(const std::string& root) {
+  std::error_code error;
+  const std::filesystem::directory_iterator devices(root + "sys/bus/pci/devices", error), end;
+  for (auto device = devices; !error && device != end; device.increment(error)) {
+    if (IsGpu(device->path())) return "PCI device " + device->path().filename().string();
+  }
+  return std::filesystem::exists(root + "dev/nvidiactl", error) ? "/dev/nvidiactl" : "";
+}
+
+// As who wants no GPU writes it.
+bool NamesNone(const char* visible) {
+  if (visible == nullptr) return false;
+  const std::vector<std::string> names = absl::StrSplit(visible, ',', absl::SkipWhitespace());
+  return names.empty() || absl::StartsWith(names[0], "-") || names[0] == "NoDevFiles";
+}
 
 }  // namespace
 
@@ -29,6 +61,12 @@ absl::StatusOr<std::string> NameOfGpu(const char* visible, int number) {
                       visible, names.size()));
 }
 
+std::string UuidOfGpu(std::string_view bytes) {
+  std::string hex = absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
+  for (const size_t dash : {20, 16, 12, 8}) hex.insert(dash, 1, '-');
+  return kUuidPrefix + hex;
+}
+
 std::vector<std::string> VisibleGpus() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return {};
@@ -36,10 +74,7 @@ std::vector<std::string> VisibleGpus() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) return {};
-    std::string hex = absl::BytesToHexString(
-        absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
-    for (const size_t dash : {20, 16, 12, 8}) hex.insert(dash, 1, '-');
-    uuids.push_back(kUuidPrefix + hex);
+    uuids.push_back(UuidOfGpu({properties.uuid.bytes, sizeof(properties.uuid.bytes)}));
   }
   return uuids;
 }
@@ -60,6 +95,16 @@ absl::Status SeeOneGpu(const std::string& uuid) {
                               ? "it is none of this machine's GPUs now"
                               : cudaGetErrorString(error);
   return absl::FailedPreconditionError(absl::StrCat(uuid, " cannot be used: ", why));
+}
+
+absl::Status MayDoWithoutGpu(const absl::Status& why, const std::string& root) {
+  if (NamesNone(std::getenv(kVariable))) return absl::OkStatus();
+  const std::string trace = TraceOfGpu(root);
+  if (trace.empty()) return absl::OkStatus();
+  return absl::Status(
+      why.code(),
+      absl::StrCat(why.message(), "; but this machine has one (", trace,
+                   "): repair it or its driver, let this process have it, or choose --device cpu"));
 }
 
 }  // namespace tandem

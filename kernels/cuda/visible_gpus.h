@@ -4,6 +4,7 @@
 #define TANDEM_KERNELS_CUDA_VISIBLE_GPUS_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,8 +16,11 @@ namespace tandem {
 // the variable has it. InvalidArgument, with both, if there are not so many.
 absl::StatusOr<std::string> NameOfGpu(const char* visible, int number);
 
-// The UUIDs of those that the process sees, in their order, as NVIDIA's tools write them
-// ("GPU-1234abcd-..."): the same cards whatever becomes of numbers. None if CUDA cannot be used.
+// Its UUID as NVIDIA's tools write it ("GPU-1234abcd-..."), of the 16 bytes that CUDA gives.
+std::string UuidOfGpu(std::string_view bytes);
+
+// The UUIDs of those that the process sees, in their order: the same cards whatever becomes of
+// numbers. None if CUDA cannot be used.
 std::vector<std::string> VisibleGpus();
 
 // From now on, of those that the process sees, that one alone, on all of its threads; it has not
@@ -25,6 +29,13 @@ absl::Status SeeOneGpu(int number);
 // The same for one of the machine's by its UUID, whatever this process was to see.
 // FailedPrecondition if it is not there.
 absl::Status SeeOneGpu(const std::string& uuid);
+
+// What "auto" does where no GPU can be used, and `why` says so. OK: the CPU computes, as the
+// machine has none of NVIDIA's or CUDA_VISIBLE_DEVICES names none. Else `why` with what shows that
+// one is there and what to do: nobody asked for a CPU's speed. `root` ends in "/": where the
+// machine's files are. A GPU is a display controller on the PCI bus, whether or not its driver is
+// loaded, or the driver's file in /dev, which is all that some containers are shown.
+absl::Status MayDoWithoutGpu(const absl::Status& why, const std::string& root);
 
 }  // namespace tandem
 

@@ -132,7 +132,9 @@ void DecodeSide::OnPrefillLost(const WorkerId& prefill, const absl::Status& why)
   const absl::Status status(
       code, absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
   last_block_us_.erase(prefill);
-  if (code == absl::StatusCode::kUnavailable) Pause(prefill, PauseReason::kLost);
+  if (code == absl::StatusCode::kUnavailable) {
+    Pause(prefill, PauseReason::kLost, std::string(why.message()));
+  }
   for (auto next = prompts_.begin(); next != prompts_.end();) {
     Remote& remote = (next++)->second;  // EndAttempt erases its entry.
     if (remote.prompt.peer.worker != prefill) continue;
@@ -267,7 +269,8 @@ void DecodeSide::ExpireReservation(JobId job) {
   Remote& remote = prompts_.at(job);
   remote.transfer.Expire(now_us());
   if (remote.transfer.state() != DecodeTransfer::State::kFailed) return;
-  Pause(remote.prompt.peer.worker, PauseReason::kTimeout);
+  Pause(remote.prompt.peer.worker, PauseReason::kTimeout,
+        std::string(remote.transfer.failure().message()));
   AfterInput(job);
 }
 
@@ -291,8 +294,8 @@ bool DecodeSide::YieldYoungest(bool peers_hold_blocks) {
   return true;
 }
 
-void DecodeSide::Pause(const WorkerId& peer, PauseReason reason) {
-  if (pauses_.OnFailed(peer, now_us())) parts_.outbox->OnPeerPaused(peer, reason);
+void DecodeSide::Pause(const WorkerId& peer, PauseReason reason, const std::string& detail) {
+  if (pauses_.OnFailed(peer, now_us())) parts_.outbox->OnPeerPaused(peer, reason, detail);
 }
 
 // All blocks have come. That the last came later after the first token than all of the prompt would
@@ -306,7 +309,10 @@ void DecodeSide::JudgeLink(const Remote& remote) {
   const auto late_us =
       static_cast<double>(now_us() - std::max(remote.first_token_us, remote.granted_us));
   if (!remote.prompt.at_any_price && late_us > std::max(here_us, kLeastLossUs)) {
-    Pause(peer, PauseReason::kSlow);
+    Pause(peer, PauseReason::kSlow,
+          absl::StrFormat("the last block of %d tokens came %.0f ms after the first token; the %d "
+                          "that were missing would have been computed here in %.0f ms",
+                          remote.num_tokens, late_us / 1000, missing, here_us / 1000));
   } else {
     pauses_.OnWorked(peer);
   }

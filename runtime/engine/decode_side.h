@@ -148,7 +148,7 @@ class DecodeSide {
   void Commit(JobId job);
   void GiveUp(JobId job);
   void EndAttempt(const Remote& remote, const absl::Status& why);
-  void Pause(const WorkerId& peer, PauseReason reason);
+  void Pause(const WorkerId& peer, PauseReason reason, const std::string& detail);
   void JudgeLink(const Remote& remote);
 
   const Options options_;

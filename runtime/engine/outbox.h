@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/protocol/identity.h"
@@ -68,8 +69,9 @@ class PeerOutbox {
   // So long after they were granted, all of a prompt's blocks are here and verified.
   virtual void OnTransferred(int64_t took_us) = 0;
 
-  // Prompts are computed here for a while instead of there.
-  virtual void OnPeerPaused(const WorkerId& prefill, PauseReason reason) = 0;
+  // Prompts are computed here for a while instead of there. `detail` is for people.
+  virtual void OnPeerPaused(const WorkerId& prefill, PauseReason reason,
+                            const std::string& detail) = 0;
 };
 
 }  // namespace tandem

@@ -53,7 +53,8 @@ void SimulatedWorker::WithdrawFrame(SessionId decode, uint64_t send_id) {
   });
 }
 
-void SimulatedWorker::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {
+void SimulatedWorker::OnPeerPaused(const WorkerId& prefill, PauseReason reason,
+                                   const std::string&) {
   world_->Log(process_.name, "peer paused", prefill.incarnation, static_cast<uint64_t>(reason));
 }
 

@@ -174,7 +174,7 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
   void OnTransferred(int64_t) override {}
-  void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
+  void OnPeerPaused(const WorkerId& prefill, PauseReason reason, const std::string&) override;
 
   void StartNextFrame(SessionId decode);
   void ReadAndSend(SessionId decode, const FrameHeader& header, BlockId block, uint64_t send_id);

@@ -11,6 +11,7 @@
 #include "runtime/base/guard.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/server/build_info.h"
 #include "services/server/limits.h"
 
 namespace tandem {
@@ -84,7 +85,11 @@ absl::StatusOr<prometheus::ClientMetric> ReadSample(const v1::MetricSample& in,
 }  // namespace
 
 MetricsRegistry::MetricsRegistry() {
-  Gauge("tandem_build_info", "1; the version of this program.", {{"version", TANDEM_VERSION}})
+  const BuildInfo& build = ThisBuild();
+  Gauge(
+      "tandem_build_info",
+      "1; the version of this program and of what it was built with; empty: without it.",
+      {{"version", TANDEM_VERSION}, {"cuda", build.cuda}, {"nccl", build.nccl}, {"ucx", build.ucx}})
       .Set(1);
   Gauge("tandem_start_time_seconds", "When this process began: Unix time.")
       .Set(static_cast<double>(std::time(nullptr)));

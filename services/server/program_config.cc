@@ -16,6 +16,7 @@
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/api_keys.h"
+#include "services/server/build_info.h"
 #include "services/server/log_level_file.h"
 
 namespace tandem {
@@ -74,7 +75,7 @@ ProgramConfig::ProgramConfig(FlagSet* flags) : flags_(flags) {
               "environment goes before --this-flag in the file, and the command line before both");
   flags_->Add("print-config", &print_,
               "print each flag's value and where it comes from, as a file for --config, and exit");
-  flags_->Add("version", &version_, "print the version and exit");
+  flags_->Add("version", &version_, "print the version, what it was built with, and exit");
   flags_->AddChoice("log-level", &log_level_, {"debug", "info", "warning", "error"},
                     "lines below it are left out; debug: one for each request and attempt");
   flags_->Add("log-level-file", &log_level_file_, "FILE",
@@ -148,7 +149,7 @@ bool ProgramConfig::AnswersAtOnce(std::string_view program) const {
   if (flags_->help_requested()) {
     std::fputs(flags_->Help().c_str(), stdout);
   } else if (version_) {
-    std::printf("%s %s\n", std::string(program).c_str(), TANDEM_VERSION);
+    std::puts(VersionLine(program).c_str());
   }
   return flags_->help_requested() || version_;
 }

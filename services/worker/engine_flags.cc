@@ -49,7 +49,7 @@ void EngineFlags::Declare(FlagSet* flags) {
       "device", &device, "DEVICE",
       "what computes, auto, cpu, cuda, cuda:N or cuda:GPU-UUID; cuda: the first GPU, or the N-th, "
       "from 0, of those that the process sees, or that one of the machine's; auto: a GPU where "
-      "this was built with CUDA and there is one, else the cpu");
+      "this was built with CUDA and there is one, which must be usable then, else the cpu");
   flags->Add("gpu-memory-utilization", &gpu_memory_utilization, "X",
              "part of a GPU's memory that all its workers take together, on a GPU: weights, KV and "
              "what they compute with",
@@ -83,7 +83,8 @@ void EngineFlags::Declare(FlagSet* flags) {
       "isa", &isa, IsaChoices(),
       "instruction set; lower it to match other machines bit for bit; amx: bf16 by the "
       "tiles of AMX, whose bits no other has, so auto does not take it; of a GPU: tensor, by its "
-      "tensor cores, which auto is, or fma, with the bits of the cpu's");
+      "tensor cores, which auto is, mma, the same bits without wgmma, or fma, with those of the "
+      "cpu's");
   flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
                    "dummy: deterministic random weights from config.json alone");
   flags->Add("cache-dir", &cache_dir, "DIR",

@@ -152,8 +152,18 @@ void EngineLoop::Publish() {
   drained_ = engine.drained();
   const WorkerLoad load = engine.Load();
   parts_.metrics->OnLoad(load);
+  MeasureMemory();
   MutexLock lock(&mu_);
   load_ = load;
+}
+
+void EngineLoop::MeasureMemory() {
+  const int64_t now_us = clock_.NowUs();
+  if (parts_.backend == nullptr || now_us < measure_at_us_) return;
+  measure_at_us_ = now_us + parts_.measure_memory_us;
+  // A device that fails says so when it is next computed on.
+  const auto memory = parts_.backend->MeasureMemory();
+  if (memory.ok() && memory->has_value()) parts_.metrics->OnDeviceMemory(**memory);
 }
 
 WorkerLoad EngineLoop::Load() const {
@@ -215,9 +225,10 @@ void EngineLoop::OnTransferred(int64_t took_us) {
   parts_.metrics->OnTransferSeconds(static_cast<double>(took_us) * 1e-6);
 }
 
-void EngineLoop::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {
+void EngineLoop::OnPeerPaused(const WorkerId& prefill, PauseReason reason,
+                              const std::string& detail) {
   LogWarning("a prefill worker is paused",
-             {{"worker", prefill.name}, {"why", PauseReasonName(reason)}});
+             {{"worker", prefill.name}, {"why", PauseReasonName(reason)}, {"detail", detail}});
   parts_.metrics->OnPeerPaused(reason);
 }
 

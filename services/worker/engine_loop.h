@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/mutex.h"
 #include "runtime/worker/worker_core.h"
@@ -36,6 +37,10 @@ struct EngineLoopParts {
   PrefillPeers* prefills = nullptr;
   WatchHub* watches = nullptr;
   WorkerMetrics* metrics = nullptr;
+  // Whose memory is measured at the start and, between two steps, each time that so long has gone
+  // by: others may take of it at any time, a step hardly ever does. Null: none is.
+  const Backend* backend = nullptr;
+  int64_t measure_memory_us = 10'000'000;
   std::function<void()> on_failing;  // Called once: Engine::steps_keep_failing. Engine thread.
 };
 
@@ -67,6 +72,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   int64_t TakeDuration(int64_t begin_us, int64_t end_us, const Engine::StepResult& result);
   void Apply(const EngineCommand& command);
   void Publish();
+  void MeasureMemory();
   void StampProgress() const { progress_us_ = clock_.NowUs(); }
 
   // RouterLinks: engine thread.
@@ -84,13 +90,15 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
   void OnTransferred(int64_t took_us) override;
-  void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
+  void OnPeerPaused(const WorkerId& prefill, PauseReason reason,
+                    const std::string& detail) override;
 
   const EngineLoopParts parts_;
   const SteadyClock clock_;
   std::unique_ptr<WorkerCore> core_;
   std::deque<int64_t> begun_us_;  // When steps began that are not finished.
   int64_t finished_us_ = 0;       // When the last one was.
+  int64_t measure_at_us_ = 0;     // The device's memory, the next time.
 
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};

@@ -219,7 +219,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   commands_ = std::make_unique<CommandQueue>(kMaxQueuedCommands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.kv.block_bytes);
   const WorkerRegistration registration = RegistrationOf(config);
-  metrics_ = std::make_unique<WorkerMetrics>(registration, &registry_);
+  metrics_ = std::make_unique<WorkerMetrics>(registration, config.backend, &registry_);
   transport_events_ = std::make_unique<TransportEvents>(commands_.get(), metrics_.get());
   TANDEM_RETURN_IF_ERROR(OpenTransport(config));
   TANDEM_ASSIGN_OR_RETURN(executor_, make_executor(transport_->pool()));
@@ -248,6 +248,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                                              .prefills = prefills_.get(),
                                                              .watches = watches_.get(),
                                                              .metrics = metrics_.get(),
+                                                             .backend = config.backend,
                                                              .on_failing = on_failing}));
 
   services_ = std::make_unique<Services>(this);

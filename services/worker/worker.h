@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
 #include "kernels/api/device_ptr.h"
 #include "runtime/base/device_copier.h"
 #include "runtime/base/fleet_secret.h"
@@ -40,6 +41,9 @@ struct WorkerConfig {
   // of the host's, which the transport allocates, as its peers may map it.
   DevicePtr<std::byte> device_pool;
   DeviceCopier* device_copier = nullptr;
+  // What the executor computes on, for metrics; outlives the worker. Null: they say nothing of it.
+  // Asked what it is when the worker is made, and on the engine thread what memory it has.
+  const Backend* backend = nullptr;
   NcclApi* nccl = nullptr;  // The transport's, if it is "nccl"; outlives the worker.
   double liveness_scale = 1;
   FleetSecret secret;  // Proven by every internal call and KV link.

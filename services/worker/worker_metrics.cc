@@ -1,6 +1,7 @@
 #include "services/worker/worker_metrics.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 
@@ -18,6 +19,10 @@ constexpr char kHitsHelp[] =
 constexpr char kLinks[] = "tandem_kv_link_bytes_per_second";
 constexpr char kLinksHelp[] =
     "Speed of the link to a peer when it opened, for as long as it is open.";
+constexpr char kMemory[] = "tandem_device_memory_bytes";
+constexpr char kMemoryHelp[] =
+    "Memory of the worker's GPU, free or taken by whoever; the states sum to what it has. Measured "
+    "between steps, every ten seconds; not there on a CPU.";
 constexpr char kFrames[] = "tandem_kv_frames_total";
 constexpr char kFramesHelp[] = "KV frames that arrived and got a place, by what became of them.";
 
@@ -28,7 +33,8 @@ const std::vector<double>& SequenceBuckets() {
 
 }  // namespace
 
-WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry)
+WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, const Backend* backend,
+                             MetricsRegistry* registry)
     : transport_(self.terms.transport),
       registry_(registry),
       prompt_wait_seconds_(registry->Histogram(
@@ -86,13 +92,18 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
       kv_usage_(registry->Gauge(
           "vllm:kv_cache_usage_perc",
           "Part of the KV blocks that are neither free nor only cached, for endpoint pickers.")) {
+  const std::optional<GpuIdentity> gpu = backend == nullptr ? std::nullopt : backend->gpu();
   registry
-      ->Gauge("tandem_worker_info", "1; what this worker is.",
+      ->Gauge("tandem_worker_info",
+              "1; what this worker is, and on which device; gpu_uuid is empty on a CPU.",
               {{"role", std::string(WorkerRoleName(self.role))},
                {"model", self.model},
                {"numerics_id", self.terms.numerics_id},
                {"kv_class", self.terms.kv_class},
-               {"transport", self.terms.transport}})
+               {"transport", self.terms.transport},
+               {"device", backend == nullptr ? "" : backend->name()},
+               {"isa", backend == nullptr ? "" : backend->isa()},
+               {"gpu_uuid", gpu.has_value() ? gpu->uuid : ""}})
       .Set(1);
   registry
       ->Gauge("vllm:cache_config_info", "1; the KV pool's sizes, for endpoint pickers.",
@@ -140,6 +151,14 @@ void WorkerMetrics::OnLoad(const WorkerLoad& load) {
   cached_blocks_.Set(static_cast<double>(load.blocks.cached));
   in_flight_blocks_.Set(static_cast<double>(load.blocks.in_flight));
   quarantined_blocks_.Set(static_cast<double>(load.blocks.quarantined));
+}
+
+void WorkerMetrics::OnDeviceMemory(const DeviceMemory& memory) {
+  const auto set = [this](const char* state, int64_t bytes) {
+    registry_->Gauge(kMemory, kMemoryHelp, {{"state", state}}).Set(static_cast<double>(bytes));
+  };
+  set("free", memory.free_bytes);
+  set("taken", memory.total_bytes - memory.free_bytes);
 }
 
 void WorkerMetrics::OnFrame(FrameOutcome outcome, int64_t payload_bytes) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/api/backend.h"
 #include "runtime/base/mutex.h"
 #include "runtime/engine/engine.h"
 #include "runtime/protocol/kv_receiver.h"
@@ -22,12 +23,13 @@ namespace tandem {
 // Any thread.
 class WorkerMetrics {
  public:
-  // `registry` outlives this.
-  WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry);
+  // `registry` outlives this. `backend` is asked here alone; null: its labels are empty.
+  WorkerMetrics(const WorkerRegistration& self, const Backend* backend, MetricsRegistry* registry);
 
   // `seconds`: of the step that was finished.
   void OnStep(double seconds, const Engine::StepResult& step);
   void OnLoad(const WorkerLoad& load);
+  void OnDeviceMemory(const DeviceMemory& memory);
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
   void OnPrompt(const PromptEvent& prompt) {
     (prompt.by_prefill ? peer_hit_tokens_ : own_hit_tokens_).Increment(prompt.cached_tokens);

@@ -74,6 +74,18 @@ void WarnOfTheNetwork(const WorkerOptions& options, const std::string& transport
   }
 }
 
+// Which card it is, for who looks for it in the kernel's log or another tool.
+void LogGpu(const Backend& backend) {
+  const std::optional<GpuIdentity> gpu = backend.gpu();
+  if (!gpu.has_value()) return;
+  LogInfo("GPU", {{"model", gpu->model},
+                  {"uuid", gpu->uuid},
+                  {"pci_address", gpu->pci_address},
+                  {"compute_capability", gpu->compute_capability},
+                  {"memory_bytes", gpu->memory_bytes},
+                  {"driver_for_cuda", gpu->driver}});
+}
+
 // Loads the weights into `process`; what they compute is their numerics_id.
 absl::StatusOr<std::string> LoadModel(const WorkerOptions& options, WorkerPlan plan,
                                       int32_t threads, Process* process) {
@@ -168,14 +180,18 @@ ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) 
   };
 }
 
-// What came of the plan.
+// What came of the plan. CUDA's own part was taken before, and is not counted; what other processes
+// took of the device meanwhile is.
 absl::Status LogDeviceMemory(const WorkerPlan& plan, const Backend& backend) {
   if (!plan.memory.device.has_value()) return absl::OkStatus();
   TANDEM_ASSIGN_OR_RETURN(const std::optional<DeviceMemory> now, backend.MeasureMemory());
   const int64_t taken_bytes = plan.memory.device->free_bytes - now->free_bytes;
-  LogInfo("device memory", {{"taken_bytes", taken_bytes},
-                            {"of_which_kv_bytes", plan.sizes.kv.pool_bytes()},
-                            {"of_which_weights_bytes", plan.model.weights.packed_bytes},
+  const int64_t kv_bytes = plan.sizes.kv.pool_bytes();
+  const auto weights_bytes = static_cast<int64_t>(plan.model.weights.packed_bytes);
+  LogInfo("device memory", {{"taken_since_plan_bytes", taken_bytes},
+                            {"of_which_kv_bytes", kv_bytes},
+                            {"of_which_weights_bytes", weights_bytes},
+                            {"of_which_other_bytes", taken_bytes - kv_bytes - weights_bytes},
                             {"free_bytes", now->free_bytes},
                             {"total_bytes", now->total_bytes}});
   return absl::OkStatus();
@@ -196,6 +212,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                                            .isa = options.isa,
                                                            .num_threads = threads,
                                                            .niceness = Niceness(options)}));
+  LogGpu(*process.backend);
   const bool on_device = process.backend->pool_kind() == MemoryKind::kDevice;
   if (options.transport == "ucx" && on_device) {
     TANDEM_RETURN_IF_ERROR(CheckUcxMemory(ucx_memory, options.ucx_devices));
@@ -214,6 +231,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
   TANDEM_ASSIGN_OR_RETURN(WorkerConfig config,
                           ConfigOf(options, secret, machine, plan, engine, fingerprints));
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
+  config.backend = process.backend.get();
   config.nccl = process.nccl.get();
   config.ucx_memory = ucx_memory;
   TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));

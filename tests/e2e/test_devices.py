@@ -3,6 +3,7 @@ kills. Their devices are kernels/fenced, once with the KV pool on this side of t
 emulated GPU (kernels/cuda/emulated), which runs the kernels of GPUs and takes seconds for what they do at once."""
 
 import concurrent.futures
+import json
 import signal
 
 import pytest
@@ -97,6 +98,24 @@ def test_streams_survive_kills_on_both_sides_of_the_fence(tmp_path, hybrid, devi
                     router.wait_alive("hybrid", 2)
             load.end()
         router.wait_idle(30)
+
+
+def test_a_worker_says_which_gpu_it_has(tmp_path):
+    """By the names that the kernel's log, nvidia-smi and exporters have for it."""
+    flags = [PATIENT, "--transport=grpc"]
+    gpu = worker(tmp_path, "gpu", "--device=cuda:1", *flags)
+    with gpu, worker(tmp_path, "cpu", *flags) as cpu, Router(tmp_path, [gpu, cpu], PATIENT) as router:
+        router.wait_alive("hybrid", 2)
+        found = [dict(labels) for name, labels in router.metrics() if name == "tandem_worker_info"]
+        assert router.total("tandem_device_memory_bytes", worker="gpu") == 8 << 30
+        assert router.total("tandem_device_memory_bytes", worker="gpu", state="taken") > 64_000_000  # KV
+        assert router.total("tandem_device_memory_bytes", worker="cpu") == 0
+        info = {labels["worker"]: labels for labels in found}
+        said = [json.loads(line) for line in gpu.log_path.read_text().splitlines()]
+    uuid = "GPU-00000000-0000-0000-0000-000000000001"
+    assert [(line["uuid"], line["pci_address"]) for line in said if line["message"] == "GPU"] == [(uuid, "0000:3c:00.0")]
+    assert (info["gpu"]["device"], info["gpu"]["isa"], info["gpu"]["gpu_uuid"]) == ("cuda", "sm_90-tensor-wgmma", uuid)
+    assert (info["cpu"]["device"], info["cpu"]["gpu_uuid"]) == ("cpu", "")
 
 
 def test_a_fleet_of_gpus_loses_no_token(tmp_path):

@@ -65,6 +65,7 @@ TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
   for (const BackendOptions& options :
        {BackendOptions{.device = "cuda"}, BackendOptions{.device = "cuda:1"},
         BackendOptions{.device = "auto", .isa = "tensor"},
+        BackendOptions{.device = "auto", .isa = "mma"},
         BackendOptions{.device = "auto", .isa = "fma"}}) {
     const absl::Status status = CreateBackend(options).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;

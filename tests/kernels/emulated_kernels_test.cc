@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/create_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
@@ -22,6 +24,7 @@
 #include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -427,6 +430,80 @@ TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
   const absl::Status backend = CreateCudaBackend(CudaProducts::kFma).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(backend)) << backend;
   EXPECT_THAT(backend.ToString(), testing::HasSubstr("no CUDA-capable device"));
+}
+
+// A machine with a GPU, by the files that show one, whose driver does not work.
+class BrokenDriverTest : public NarrowedTest {
+ protected:
+  BrokenDriverTest() { Set(std::nullopt); }
+  ~BrokenDriverTest() override { emulated::FailCall(0, cudaSuccess); }
+
+  void AddPciDevice(const std::string& address, const char* vendor, const char* class_code) {
+    const std::string device = "sys/bus/pci/devices/" + address;
+    std::filesystem::create_directories(root_.path() + "/" + device);
+    root_.Write(device + "/vendor", vendor);
+    root_.Write(device + "/class", class_code);
+  }
+  void AddDriver() {
+    std::filesystem::create_directories(root_.path() + "/dev");
+    root_.Write("dev/nvidiactl", "");
+  }
+  // The backend's name, or why there is none.
+  std::string Auto(const std::string& isa = "auto") const {
+    emulated::FailCall(2, cudaErrorUnknown);
+    const auto backend = CreateBackend({.device = "auto", .isa = isa, .root = root_.path() + "/"});
+    if (backend.ok()) return (*backend)->name();
+    EXPECT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
+    return std::string(backend.status().message());
+  }
+
+ private:
+  const TempFolder root_;
+};
+
+TEST_F(BrokenDriverTest, AutoIsTheCpuWhereThereIsNoGpu) {
+  EXPECT_EQ(Auto(), "cpu");
+  AddPciDevice("0000:01:00.0", "0x1002\n", "0x030000\n");  // Another maker's.
+  AddPciDevice("0000:02:00.0", "0x10de\n", "0x068000\n");  // A switch.
+  AddPciDevice("0000:03:00.1", "0x10de\n", "0x040300\n");  // Sound.
+  EXPECT_EQ(Auto(), "cpu");
+  emulated::FailCall(0, cudaSuccess);
+  EXPECT_EQ((*CreateBackend({.device = "auto"}))->name(), "cuda") << "what works needs no files";
+}
+
+TEST_F(BrokenDriverTest, AutoIsNotTheCpuWhereAGpuCannotBeUsed) {
+  AddPciDevice("0000:3b:00.0", "0x10de\n", "0x030200\n");
+  EXPECT_EQ(Auto(),
+            "no GPU can be used: unknown error (a driver for CUDA 13.0); but this machine has one "
+            "(PCI device 0000:3b:00.0): repair it or its driver, let this process have it, or "
+            "choose --device cpu");
+  EXPECT_EQ(Auto("generic"), "cpu");
+  Set("7");  // There are not so many.
+  EXPECT_THAT(Auto(), testing::HasSubstr("0000:3b:00.0"));
+  for (const char* const none : {"", " ", "-1", "NoDevFiles"}) {
+    Set(none);
+    EXPECT_EQ(Auto(), "cpu") << none;
+  }
+}
+
+TEST_F(BrokenDriverTest, ADriversFileShowsAGpuWhereNoBusDoes) {
+  AddDriver();
+  EXPECT_THAT(Auto(), testing::HasSubstr("this machine has one (/dev/nvidiactl)"));
+}
+
+// As nvidia-smi, exporters and the kernel's log name it.
+TEST_F(NarrowedTest, AGpuSaysWhichOneItIs) {
+  Set("2,1");
+  const auto backend = CreateCudaBackend(CudaProducts::kFma);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const std::optional<GpuIdentity> gpu = (*backend)->gpu();
+  ASSERT_TRUE(gpu.has_value());
+  EXPECT_EQ(gpu->model, "emulated GPU");
+  EXPECT_EQ(gpu->uuid, emulated::UuidOf(2));
+  EXPECT_EQ(gpu->pci_address, "0000:3d:00.0");
+  EXPECT_EQ(gpu->compute_capability, "9.0");
+  EXPECT_EQ(gpu->driver, "13.0");
+  EXPECT_EQ(gpu->memory_bytes, (*(*backend)->MeasureMemory())->total_bytes);
 }
 
 TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {

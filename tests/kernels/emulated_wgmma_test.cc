@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
+#include "kernels/create_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
@@ -253,17 +254,24 @@ TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
   EXPECT_EQ(MakeBackend("cuda")->isa(), "sm_90");
   const PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16};
   const PagedSequence sequence = Sequence(shape, 20);
-  for (TestDevice* const device : {device_.get(), of_warps_.get()}) {
+  auto without = CreateBackend({.device = "cuda", .isa = "mma"});  // Though the trial finds them.
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ((*without)->isa(), kOfWarps);
+  TestDevice not_tried(*std::move(without));
+  std::vector<std::vector<std::byte>> outputs;
+  for (TestDevice* const device : {device_.get(), of_warps_.get(), &not_tried}) {
     PagedCase paged(device, shape, 16, 4, 1);
     paged.Add(&sequence);
     emulated::TakeSites();
-    paged.Step({0}, {20}, false);
+    outputs.push_back(paged.Step({0}, {20}, false));
     const std::set<std::string> files = TakeFiles();
     EXPECT_EQ(files.contains("wgmma_prefill.cu"), device == device_.get());
-    EXPECT_EQ(files.contains("tensor_prefill.cu"), device == of_warps_.get());
+    EXPECT_EQ(files.contains("tensor_prefill.cu"), device != device_.get());
   }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_EQ(outputs[0], outputs[2]);
   // Where the trial itself fails, there is no backend.
-  emulated::FailCall(6, cudaErrorUnknown);
+  emulated::FailCall(7, cudaErrorUnknown);
   EXPECT_TRUE(absl::IsInternal(CreateCudaBackend(CudaProducts::kTensorCores).status()));
   EXPECT_NE(emulated::FailedCall(), "");
   emulated::FailCall(0, cudaSuccess);

@@ -197,7 +197,7 @@ class TransferWorld final : private PeerOutbox, private DecodeHost, private Pref
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
   void OnTransferred(int64_t) override {}
-  void OnPeerPaused(const WorkerId&, PauseReason) override {}
+  void OnPeerPaused(const WorkerId&, PauseReason, const std::string&) override {}
   // DecodeHost.
   int32_t GrantableBlocks() const override { return sink_blocks_.pool.num_available(); }
   void MakeRoom(uint64_t, int32_t) override {}

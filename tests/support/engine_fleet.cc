@@ -132,7 +132,8 @@ struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
     fleet->prompts_computed_.push_back({index, arrived_us, begun_us});
   }
   void OnTransferred(int64_t) override {}
-  void OnPeerPaused(const WorkerId&, PauseReason reason) override {
+  void OnPeerPaused(const WorkerId&, PauseReason reason, const std::string& detail) override {
+    fleet->last_pause_ = detail;
     fleet->pauses_.push_back(reason);
   }
 

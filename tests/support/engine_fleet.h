@@ -114,6 +114,8 @@ class EngineFleet {
   const std::vector<PromptComputed>& prompts_computed() const { return prompts_computed_; }
   // Why decode workers have paused prefill workers, in order.
   const std::vector<PauseReason>& pauses() const { return pauses_; }
+  // What was said of the last one.
+  const std::string& last_pause() const { return last_pause_; }
   // What decode workers have cancelled at prefill workers, in order.
   const std::vector<JobId>& prefill_cancels() const { return prefill_cancels_; }
   // The next `count` frames arrive with a flipped bit.
@@ -180,6 +182,7 @@ class EngineFleet {
   std::vector<Event> held_frames_;
   std::vector<PromptComputed> prompts_computed_;
   std::vector<PauseReason> pauses_;
+  std::string last_pause_;
   std::vector<JobId> prefill_cancels_;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;

@@ -4,6 +4,7 @@
 #define TANDEM_TESTS_SUPPORT_FORWARDING_BACKEND_H_
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@ class ForwardingBackend : public Backend {
 
   std::string name() const override { return backend_->name(); }
   std::string isa() const override { return backend_->isa(); }
+  std::optional<GpuIdentity> gpu() const override { return backend_->gpu(); }
   absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
     return backend_->Allocate(size_bytes);
   }
@@ -30,6 +32,9 @@ class ForwardingBackend : public Backend {
   absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
                                             const KvPoolMemory& memory) override {
     return backend_->AllocatePool(size_bytes, memory);
+  }
+  absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
+    return backend_->MeasureMemory();
   }
   MemoryKind pool_kind() const override { return backend_->pool_kind(); }
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "services/server/build_info.h"
 #include "tools/tandem/bench.h"
 #include "tools/tandem/chat.h"
 #include "tools/tandem/key.h"
@@ -32,7 +33,7 @@ int main(int argc, char** argv) {
   if (command == "bench") return tandem::BenchMain(arguments);
   if (command == "key") return tandem::KeyMain(arguments);
   if (command == "version" || command == "--version") {
-    std::printf("tandem %s\n", TANDEM_VERSION);
+    std::puts(tandem::VersionLine("tandem").c_str());
     return 0;
   }
   const bool help = command == "help" || command == "--help";

@@ -51,8 +51,12 @@ struct cudaUUID_t {
 struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;
+  size_t totalGlobalMem;
   int major;
   int minor;
+  int pciBusID;
+  int pciDeviceID;
+  int pciDomainID;
   int multiProcessorCount;
   size_t sharedMemPerBlockOptin;
 };
@@ -64,6 +68,9 @@ using cudaGraphExec_t = struct CUgraphExec_st*;
 
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
+
+// It says 13.0.
+cudaError_t cudaDriverGetVersion(int* version);
 
 // The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now, by numbers
 // or UUIDs, up to the first that there is not. All have one memory.

@@ -219,6 +219,11 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  *version = 13000;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
   *count = static_cast<int>(tandem::emulated::SeenGpus().size());
@@ -232,13 +237,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   }
   tandem::emulated::Settings& settings = tandem::emulated::TheSettings();
   const std::scoped_lock lock(settings.mutex);
+  const int gpu = seen[static_cast<size_t>(index)];
   *properties = {.name = "emulated GPU",
                  .uuid = {},
+                 .totalGlobalMem = tandem::emulated::kDeviceBytes,
                  .major = 9,
                  .minor = 0,
+                 .pciBusID = 0x3b + gpu,
+                 .pciDeviceID = 0,
+                 .pciDomainID = 0,
                  .multiProcessorCount = settings.num_processors,
                  .sharedMemPerBlockOptin = 227 * 1024};
-  properties->uuid.bytes[15] = static_cast<char>(seen[static_cast<size_t>(index)]);
+  properties->uuid.bytes[15] = static_cast<char>(gpu);
   return cudaSuccess;
 }
 

@@ -84,7 +84,7 @@ weights: {{ get .config "weights" | default "auto" }}
 output-weights: {{ get .config "output-weights" | default "auto" }}
 int8-outliers: {{ get .config "int8-outliers" | default 0 | toString | quote }}
 kv-dtype: {{ get .config "kv-dtype" | default "auto" }}
-isa: {{ get (dict "auto" "any" "generic" "generic" "amx" "amx" "tensor" "tensor") (get .config "isa" | default "auto") | default "fma" }}
+isa: {{ get (dict "auto" "any" "generic" "generic" "amx" "amx" "tensor" "tensor" "mma" "tensor") (get .config "isa" | default "auto") | default "fma" }}
 {{- end -}}
 
 {{- define "tandem.checkMemory" -}}

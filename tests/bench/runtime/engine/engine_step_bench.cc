@@ -46,7 +46,7 @@ class CountingOutbox final : public Outbox, public PeerOutbox {
   void WithdrawFrame(SessionId, uint64_t) override {}
   void OnPromptComputed(int64_t, int64_t) override {}
   void OnTransferred(int64_t) override {}
-  void OnPeerPaused(const WorkerId&, PauseReason) override {}
+  void OnPeerPaused(const WorkerId&, PauseReason, const std::string&) override {}
   int64_t tokens() const { return tokens_; }
 
  private:

@@ -9,6 +9,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::MatchesRegex;
 using testing::SizeIs;
 
 constexpr LivenessTimes kTimes;
@@ -120,6 +121,7 @@ TEST_F(EngineLinkTest, WhatWasSentAndLostIsWaitedForNoLongerThanALease) {
   Wait(2 * kTimes.lease_us);
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
   EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kTimeout));
+  EXPECT_THAT(fleet_.last_pause(), MatchesRegex("9 of 10 blocks after [0-9]+ ms of silence"));
 }
 
 TEST_F(EngineLinkTest, ARenewalMovesTheEndOfTheReservationButKeepsOne) {
@@ -244,6 +246,7 @@ TEST_F(EngineLinkTest, APausedPeerIsTriedAgainAndThePauseGrowsUntilItWorks) {
   fleet_.Advance(kTimes.first_pause_us);
   EXPECT_EQ(submits(4), 1);
   EXPECT_THAT(fleet_.pauses(), SizeIs(3));
+  EXPECT_EQ(fleet_.last_pause(), "the session broke");
 }
 
 // Its blocks come, but later than they would have been computed here.
@@ -295,6 +298,9 @@ class LinkPaceTest : public EngineLinkTest {
 TEST_F(LinkPaceTest, WhatIsCachedHereWouldNotBeComputedHere) {
   Transfer(/*with_prefix=*/kDecode, /*computing_us=*/1'000'000, /*late_us=*/750'000);
   EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kSlow));
+  EXPECT_THAT(fleet_.last_pause(),
+              MatchesRegex("the last block of 160 tokens came 75[0-9] ms after the first token; "
+                           "the 80 that were missing would have been computed here in 50[0-9] ms"));
 }
 
 TEST_F(LinkPaceTest, WhatIsCachedThereTookNoTimeThere) {

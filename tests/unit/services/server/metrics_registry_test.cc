@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "runtime/base/guard.h"
+#include "services/server/build_info.h"
 #include "services/server/limits.h"
 #include "tests/support/metric_value.h"
 
@@ -83,7 +84,9 @@ TEST(MetricsRegistryTest, EveryProcessSaysWhatItIsAndSinceWhen) {
   const auto before = static_cast<double>(std::time(nullptr));
   MetricsRegistry registry;
   const std::string text = MetricsToText(registry.Collect());
-  EXPECT_THAT(text, HasSubstr("tandem_build_info{version=\"" TANDEM_VERSION "\"} 1\n"));
+  const BuildInfo& build = ThisBuild();
+  EXPECT_THAT(text, HasSubstr("tandem_build_info{cuda=\"" + build.cuda + "\",nccl=\"" + build.nccl +
+                              "\",ucx=\"" + build.ucx + "\",version=\"" TANDEM_VERSION "\"} 1\n"));
   EXPECT_GE(MetricValue(text, "tandem_start_time_seconds"), before);
   EXPECT_LE(MetricValue(text, "tandem_start_time_seconds"), before + 3600);
   EXPECT_THAT(text, HasSubstr("# TYPE tandem_log_lines_dropped_total counter\n"

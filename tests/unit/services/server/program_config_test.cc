@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "runtime/base/log.h"
+#include "services/server/build_info.h"
 #include "tests/support/eventually.h"
 #include "tests/support/temp_folder.h"
 
@@ -67,7 +68,7 @@ TEST_F(ProgramConfigTest, AVersionIsPrintedWhateverElseIsWrong) {
   EXPECT_FALSE(Read({"--version"}, {"TANDEM_THREADS=none"}).ok());
   testing::internal::CaptureStdout();
   EXPECT_TRUE(config_->AnswersAtOnce("program"));
-  EXPECT_EQ(testing::internal::GetCapturedStdout(), "program " TANDEM_VERSION "\n");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), VersionLine("program") + "\n");
 }
 
 TEST_F(ProgramConfigTest, TheEnvironmentMayNameTheFile) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -15,6 +16,8 @@
 #include "services/worker/liveness_timer.h"
 #include "services/worker/watched_copier.h"
 #include "tests/support/decode_peer.h"
+#include "tests/support/forwarding_backend.h"
+#include "tests/support/metric_value.h"
 #include "tests/unit/services/worker/fake_kv_transport.h"
 #include "tests/unit/services/worker/stream_server.h"
 
@@ -24,7 +27,8 @@ namespace {
 // Serves decode workers with an engine of twelve blocks over a transport that gives no block back.
 class StuckWorker {
  public:
-  explicit StuckWorker(int64_t quarantine_us) {
+  explicit StuckWorker(int64_t quarantine_us, const Backend* backend = nullptr,
+                       int64_t measure_memory_us = 0) {
     EngineOptions options = SmallEngine(/*num_blocks=*/12);
     options.self = self_.worker;
     options.kv.block_bytes = kTestBlockBytes;
@@ -40,6 +44,8 @@ class StuckWorker {
                                           .prefills = &prefills_,
                                           .watches = &watches_,
                                           .metrics = &metrics_,
+                                          .backend = backend,
+                                          .measure_memory_us = measure_memory_us,
                                           .on_failing = [this] { ++times_failing_; }});
     loop_->Start();
     peer_.id = self_.worker;
@@ -58,6 +64,11 @@ class StuckWorker {
   FakeKvTransport& transport() { return transport_; }
   SimulatedExecutor& executor() { return executor_; }
   int times_failing() const { return times_failing_; }
+  // Its device's memory in that state, as the metrics have it.
+  double MemoryBytes(const std::string& state) {
+    return MetricValue(MetricsToText(registry_.Collect()),
+                       "tandem_device_memory_bytes{state=\"" + state + "\"}");
+  }
   LivenessParts liveness_parts() {
     return {.engine = loop_.get(),
             .prefills = &prefills_,
@@ -78,7 +89,7 @@ class StuckWorker {
   SimulatedExecutor executor_{{.num_blocks = 12, .vocabulary = kTestVocabulary}};
   KvReceiver receiver_{kTestBlockBytes};
   LeaseKeeper leases_;
-  WorkerMetrics metrics_{{}, &registry_};
+  WorkerMetrics metrics_{{}, nullptr, &registry_};
   RouterSessions routers_{2, &parts_.calls, &parts_.prompts, &parts_.commands};
   DecodeSessions decodes_{self_, &parts_.calls, &parts_.prompts, &transport_, &parts_.commands};
   PrefillPeers prefills_{self_,
@@ -97,6 +108,48 @@ class StuckWorker {
   std::atomic<bool> ready_{true};
   TestWorker peer_;
 };
+
+class MeasuredGpu final : public ForwardingBackend {
+ public:
+  MeasuredGpu() : ForwardingBackend(nullptr) {}
+  absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
+    ++measured;
+    if (failing) return absl::InternalError("the device is lost");
+    return DeviceMemory{.total_bytes = 100, .free_bytes = free_bytes};
+  }
+
+  mutable std::atomic<int> measured{0};
+  std::atomic<bool> failing{false};
+  std::atomic<int64_t> free_bytes{40};
+};
+
+TEST(EngineLoopTest, TheDevicesMemoryIsShownAndMeasuredAgain) {
+  MeasuredGpu gpu;
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/0);
+  EXPECT_EQ(worker.MemoryBytes("free"), 40);
+  EXPECT_EQ(worker.MemoryBytes("taken"), 60);
+  gpu.free_bytes = 30;
+  ASSERT_TRUE(Eventually([&] { return worker.MemoryBytes("free") == 30; }));
+  ASSERT_TRUE(Eventually([&] { return worker.MemoryBytes("taken") == 70; }));
+  gpu.failing = true;
+  const int before = gpu.measured;
+  EXPECT_TRUE(Eventually([&] { return gpu.measured > before + 1; }));
+  EXPECT_EQ(worker.MemoryBytes("free"), 30) << "as it was known last";
+}
+
+// Drivers take their time for it, and steps come by the thousand.
+TEST(EngineLoopTest, TheDevicesMemoryIsNotMeasuredAtEveryStep) {
+  MeasuredGpu gpu;
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/3'600'000'000);
+  DecodePeer peer(worker.peer(), worker.Dial());
+  ASSERT_TRUE(worker.SendsTenTo(&peer));
+  EXPECT_EQ(gpu.measured, 1);
+}
+
+TEST(EngineLoopTest, AHostsMemoryIsNoDevices) {
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000);
+  EXPECT_EQ(worker.MemoryBytes("free"), -1);
+}
 
 constexpr PrefillCancel kCancel{.job = 1, .time_left_us = 1'000'000};
 

@@ -4,14 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 #include <string>
+
+#include "kernels/create_backend.h"
+#include "tests/support/forwarding_backend.h"
 
 namespace tandem {
 namespace {
 
 TEST(WorkerMetricsTest, ALoadIsShownUnderBothSpellings) {
   MetricsRegistry registry;
-  WorkerMetrics metrics({}, &registry);
+  WorkerMetrics metrics({}, nullptr, &registry);
   WorkerLoad load;
   load.running_sequences = 3;
   load.waiting_sequences = 5;
@@ -35,7 +39,16 @@ TEST(WorkerMetricsTest, ALoadIsShownUnderBothSpellings) {
       << "of no blocks none are used";
 }
 
+class NamedGpu final : public ForwardingBackend {
+ public:
+  NamedGpu() : ForwardingBackend(nullptr) {}
+  std::string name() const override { return "cuda"; }
+  std::string isa() const override { return "sm_90"; }
+  std::optional<GpuIdentity> gpu() const override { return GpuIdentity{.uuid = "GPU-1"}; }
+};
+
 TEST(WorkerMetricsTest, AWorkerSaysWhatItIs) {
+  const NamedGpu gpu;
   MetricsRegistry registry;
   const WorkerMetrics metrics(
       {.role = WorkerRole::kDecode,
@@ -43,21 +56,34 @@ TEST(WorkerMetricsTest, AWorkerSaysWhatItIs) {
        .terms = {.kv_class = "class", .numerics_id = "numerics", .transport = "grpc"},
        .kv = {.block_tokens = 16, .num_blocks = 100, .block_bytes = 4096},
        .max_sequences = 7},
-      &registry);
+      &gpu, &registry);
   const std::string shown = MetricsToText(registry.Collect());
   for (const char* const line :
-       {"tandem_worker_info{kv_class=\"class\",model=\"m\",numerics_id=\"numerics\","
-        "role=\"decode\",transport=\"grpc\"} 1",
+       {"tandem_worker_info{device=\"cuda\",gpu_uuid=\"GPU-1\",isa=\"sm_90\",kv_class=\"class\","
+        "model=\"m\",numerics_id=\"numerics\",role=\"decode\",transport=\"grpc\"} 1",
         "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1",
         "tandem_kv_block_bytes 4096", "tandem_max_sequences 7"}) {
     EXPECT_THAT(shown, testing::HasSubstr(std::string(line) + "\n"));
   }
 }
 
+TEST(WorkerMetricsTest, ACpuIsNoGpu) {
+  for (const char* const device : {"cpu", "fenced"}) {
+    MetricsRegistry registry;
+    const auto backend = CreateBackend({.device = device, .isa = "generic"});
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    const WorkerMetrics metrics({}, backend->get(), &registry);
+    EXPECT_THAT(MetricsToText(registry.Collect()),
+                testing::HasSubstr("tandem_worker_info{device=\"" + std::string(device) +
+                                   "\",gpu_uuid=\"\",isa=\"generic\","));
+  }
+}
+
 // Alerts and dashboards tell them apart by their labels alone.
 TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
   MetricsRegistry registry;
-  WorkerMetrics metrics({.role = WorkerRole::kPrefill, .terms = {.transport = "grpc"}}, &registry);
+  WorkerMetrics metrics({.role = WorkerRole::kPrefill, .terms = {.transport = "grpc"}}, nullptr,
+                        &registry);
   int64_t bytes = 1;
   for (const auto& [outcome, times] :
        {std::pair(FrameOutcome::kVerified, 1), std::pair(FrameOutcome::kCorrupt, 2),
@@ -109,7 +135,7 @@ TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
 
 TEST(WorkerMetricsTest, ASpeedIsShownForAsLongAsItsLinkIsOpen) {
   MetricsRegistry registry;
-  WorkerMetrics metrics({}, &registry);
+  WorkerMetrics metrics({}, nullptr, &registry);
   const auto speeds = [&] {
     std::map<std::string, double> by_peer;
     for (const prometheus::MetricFamily& family : registry.Collect()) {

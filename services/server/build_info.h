@@ -1,0 +1,24 @@
+// What this program was built with, where a machine without it could have been meant.
+
+#ifndef TANDEM_SERVICES_SERVER_BUILD_INFO_H_
+#define TANDEM_SERVICES_SERVER_BUILD_INFO_H_
+
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+// Versions; empty: without it, and then --device cuda, or --transport nccl, is refused.
+struct BuildInfo {
+  std::string cuda;  // And the GPUs compiled for: "13.0 for sm_80 sm_90a compute_90".
+  std::string nccl;
+  std::string ucx;  // Another one may be loaded.
+};
+const BuildInfo& ThisBuild();
+
+// For --version: "tandem-worker 1.2.3 (no CUDA, no NCCL, UCX 1.13.1)".
+std::string VersionLine(std::string_view program, const BuildInfo& build = ThisBuild());
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_BUILD_INFO_H_
