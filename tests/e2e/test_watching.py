@@ -14,6 +14,7 @@ from server import wait_until
 
 AUTOSCALING = ROOT / "deploy/helm/tandem/files/autoscaling.yaml"
 METRIC = re.compile(r"\b(?:tandem|vllm)[_:][a-z0-9_:]+")
+ON_GPUS = {"tandem_device_memory_bytes"}  # The fleet here has none: test_devices.py asks workers that have.
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,8 @@ def prometheus(tmp_path_factory):
 def test_every_panel_has_data(prometheus):
     empty = []
     for dashboard, panel, query in queries():
+        if ON_GPUS & set(METRIC.findall(query)):
+            continue
         values = [float(sample["value"][1]) for sample in prometheus("query", query=query)["result"]]
         if not any(map(math.isfinite, values)):
             empty.append((dashboard, panel, query))
@@ -50,7 +53,8 @@ def test_every_metric_that_is_asked_for_exists(prometheus):
     asked = {name for _, _, query in queries() for name in METRIC.findall(query)}
     asked |= {name for path in [*RULES, AUTOSCALING] for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
               for name in METRIC.findall(line)}
-    assert asked - known == set()
+    assert asked - known == ON_GPUS
+    assert ON_GPUS <= set(METRIC.findall((ROOT / "docs/metrics.md").read_text()))
 
 
 def test_rules_hold_and_a_healthy_fleet_calls_nobody(prometheus):
