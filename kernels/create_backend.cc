@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/fenced/fenced_backend.h"
 #include "kernels/reference/reference_backend.h"
@@ -60,15 +61,15 @@ bool IsOfGpu(const std::string& isa) {
 
 BackendOr CreateGpu(const BackendOptions& options) {
   if (options.isa != "auto" && !IsOfGpu(options.isa)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "unknown instruction set \"%s\" of a GPU; known: auto, tensor, mma, fma", options.isa));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("unknown instruction set \"%s\" of a GPU; known: auto, %s", options.isa,
+                        absl::StrJoin(kIsasOfGpus, ", ")));
   }
   if (const std::string name = NameOfOneGpu(options.device); !name.empty()) {
     int number = 0;
     TANDEM_RETURN_IF_ERROR(absl::SimpleAtoi(name, &number) ? SeeOneGpu(number) : SeeOneGpu(name));
   }
-  return CreateCudaBackend(options.isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores,
-                           /*tries_warpgroups=*/options.isa != "mma");
+  return CreateCudaBackend(options.isa);
 }
 
 BackendOr CreateBest(const BackendOptions& options) {
@@ -89,7 +90,8 @@ std::vector<std::string> UuidsOfGpus() { return {}; }
 
 BackendOr CreateGpu(const BackendOptions& options) {
   return absl::FailedPreconditionError(
-      absl::StrFormat("device %s, instruction set %s: this program was built without CUDA",
+      absl::StrFormat("device %s, instruction set %s: this program was built without CUDA; take a "
+                      "build of the preset cuda (the image tandem-worker-cuda), or --device cpu",
                       options.device, options.isa));
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -37,6 +38,16 @@ constexpr int kNumRingBuffers = 4;
 // "13.0", of 13000.
 std::string CudaVersion(int number) { return absl::StrCat(number / 1000, ".", number % 1000 / 10); }
 
+GpuIdentity IdentityOf(const cudaDeviceProp& properties, int newest_cuda) {
+  return {.model = properties.name,
+          .uuid = UuidOfGpu({properties.uuid.bytes, sizeof(properties.uuid.bytes)}),
+          .pci_address = absl::StrFormat("%04x:%02x:%02x.0", properties.pciDomainID,
+                                         properties.pciBusID, properties.pciDeviceID),
+          .compute_capability = absl::StrCat(properties.major, ".", properties.minor),
+          .newest_cuda = CudaVersion(newest_cuda),
+          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+}
+
 class CudaLinearOp final : public LinearOp {
  public:
   CudaLinearOp(const LinearSpec& spec, CudaProducts products, const std::byte* packed)
@@ -49,16 +60,10 @@ class CudaLinearOp final : public LinearOp {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const cudaDeviceProp& properties, int driver, CudaProducts products,
+  CudaBackend(const cudaDeviceProp& properties, GpuIdentity gpu, CudaProducts products,
               bool has_warpgroup_products, std::unique_ptr<CudaStream> stream,
               std::unique_ptr<CudaStream> checksum_stream)
-      : gpu_({.model = properties.name,
-              .uuid = UuidOfGpu({properties.uuid.bytes, sizeof(properties.uuid.bytes)}),
-              .pci_address = absl::StrFormat("%04x:%02x:%02x.0", properties.pciDomainID,
-                                             properties.pciBusID, properties.pciDeviceID),
-              .compute_capability = absl::StrCat(properties.major, ".", properties.minor),
-              .driver = CudaVersion(driver),
-              .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)}),
+      : gpu_(std::move(gpu)),
         isa_(absl::StrCat("sm_", properties.major, properties.minor,
                           products == CudaProducts::kFma ? "" : "-tensor",
                           has_warpgroup_products ? "-wgmma" : "")),
@@ -361,18 +366,24 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products,
-                                                           bool tries_warpgroups) {
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(std::string_view isa) {
+  const CudaProducts products = isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores;
   constexpr int kFirst = 0;  // which every thread uses that has not chosen another
   cudaDeviceProp properties;
-  int driver = 0;  // The newest CUDA that it can run; 0: there is none.
-  cudaError_t error = cudaDriverGetVersion(&driver);
-  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, kFirst);
-  if (error != cudaSuccess) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("no GPU can be used: %s (%s)", cudaGetErrorString(error),
-                        driver == 0 ? "no driver is installed"
-                                    : absl::StrCat("a driver for CUDA ", CudaVersion(driver))));
+  int newest_cuda = 0;  // that the driver can run; 0: there is none
+  TANDEM_RETURN_IF_ERROR(CudaStatus(cudaDriverGetVersion(&newest_cuda), "asking for the driver"));
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, kFirst);
+      error != cudaSuccess) {
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "no GPU can be used: %s (%s; this build needs one for CUDA %s%s)",
+        cudaGetErrorString(error),
+        newest_cuda == 0 ? "no driver is installed"
+                         : absl::StrCat("the driver is for CUDA ", CudaVersion(newest_cuda)),
+        CudaVersion(CUDART_VERSION),
+        visible == nullptr
+            ? ""
+            : absl::StrCat("; of the machine's, this process sees \"", visible, "\"")));
   }
   if (properties.major < kOldestMajor) {
     return absl::FailedPreconditionError(
@@ -381,15 +392,16 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
   bool has_warpgroup_products = false;
-  if (tries_warpgroups && products == CudaProducts::kTensorCores &&
-      properties.major == kWgmmaMajor && properties.minor == 0) {
+  if (products == CudaProducts::kTensorCores && isa != "mma" && properties.major == kWgmmaMajor &&
+      properties.minor == 0) {
     TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
                                       "trying the products of four warps"));
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> checksum_stream,
                           CudaStream::Create(CudaStream::Kind::kUrgent));
-  return std::make_unique<CudaBackend>(properties, driver, products, has_warpgroup_products,
-                                       std::move(stream), std::move(checksum_stream));
+  return std::make_unique<CudaBackend>(properties, IdentityOf(properties, newest_cuda), products,
+                                       has_warpgroup_products, std::move(stream),
+                                       std::move(checksum_stream));
 }
 
 }  // namespace tandem

@@ -7,18 +7,18 @@
 #define TANDEM_KERNELS_CUDA_CUDA_BACKEND_H_
 
 #include <memory>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
-#include "kernels/cuda/packed_weights.h"
 
 namespace tandem {
 
-// For the process's first GPU (CUDA_VISIBLE_DEVICES says which that is). FailedPrecondition if
-// there is none, or if it is older than our kernels. Products of four warps (wgmma) are tried, and
-// taken if they have the bits of a warp's, unless `tries_warpgroups` is false.
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products,
-                                                           bool tries_warpgroups = true);
+// For the process's first GPU (CUDA_VISIBLE_DEVICES says which that is), with one of the
+// instruction sets that a GPU has (create_backend.h): "fma"; "mma"; any other name is "tensor", by
+// which products of four warps (wgmma) are tried, and taken if they have the bits of a warp's.
+// FailedPrecondition if there is no GPU, or if it is older than our kernels.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(std::string_view isa);
 
 }  // namespace tandem
 

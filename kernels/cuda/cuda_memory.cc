@@ -11,7 +11,9 @@ absl::StatusCode CodeOf(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
       return absl::StatusCode::kResourceExhausted;
-    // Those of which CUDA's manual says that the process must end before it can use CUDA again.
+    // Those of which CUDA's manual says that the process must end before it can use CUDA again; and
+    // what the driver's Xid 48, 94 and 95 tell, which end whoever computed there.
+    case cudaErrorECCUncorrectable:
     case cudaErrorContained:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:

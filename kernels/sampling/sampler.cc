@@ -189,8 +189,9 @@ void SampleRows(const HostSampleArgs& args, int64_t begin, int64_t end) {
         args.logits + queries[i].row * args.vocabulary, static_cast<size_t>(args.vocabulary)));
     do {
       args.results[i] = row.ok() ? Answer(*row, queries[i]) : row.status();
-      if (args.drawn_tokens != nullptr)
+      if (args.drawn_tokens != nullptr) {
         args.drawn_tokens[i] = args.results[i].ok() ? args.results[i]->token : 0;
+      }
     } while (++i < args.count && !begins_a_row(i));
   }
 }

@@ -15,8 +15,8 @@
 
 namespace tandem {
 
-// Zero-filled and untouched, until munmap. ResourceExhausted, by the name of `what`, if there is
-// not so much.
+// Zero-filled, with no page made yet; the caller unmaps it. ResourceExhausted, by the name of
+// `what`, if there is not so much.
 inline absl::StatusOr<std::byte*> MapHugePages(size_t size_bytes, const char* what) {
   void* const memory =
       ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -138,10 +138,10 @@ class Engine final : private DecodeHost, private PrefillHost {
   // For quarantine_us now more blocks than max_quarantined_share were in quarantine, or some were
   // and nothing could run: a transport does not come back, and the process is to be replaced.
   bool quarantine_is_stuck() const;
-  // The last kMaxFailedSteps steps have failed, not counting those begun before it was known that
-  // the one before had: more than one poisonous request has attempts, so it is this process that
-  // cannot compute, and it is to be replaced. Or the last one has, and its device is lost.
-  bool steps_keep_failing() const { return failed_steps_ >= kMaxFailedSteps; }
+  // No step succeeds any more, and the process is to be replaced: its device is lost, as the last
+  // step said; or the last kMaxFailedSteps steps have failed, not counting those begun before it
+  // was known that the one before had: more than one poisonous request has attempts.
+  bool is_broken() const { return failed_steps_ >= kMaxFailedSteps; }
 
   // Any thread. The tokens of the oldest step that is not finished, for who finds that it has no
   // end.

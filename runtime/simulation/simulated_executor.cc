@@ -25,7 +25,8 @@ absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* outp
   }
   output->runs.resize(input.runs.size());
   for (size_t i = 0; i < input.runs.size(); ++i) Run(input.runs[i], &output->runs[i]);
-  absl::Status failure = std::exchange(next_failure_, absl::OkStatus());
+  absl::Status failure = next_failure_;
+  if (!absl::IsDataLoss(failure)) next_failure_ = absl::OkStatus();
   if (failed_by_.has_value()) failure.Update(absl::InternalError("a payload made it fail"));
   if (!failure.ok()) {
     for (const SequenceRun& run : input.runs) Spoil(run);
@@ -141,6 +142,7 @@ void SimulatedExecutor::Discard(BlockId block) {
 }
 
 absl::Status SimulatedExecutor::BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
+  if (absl::IsDataLoss(next_failure_)) return next_failure_;
   if (failing_checksums_ > 0) {
     --failing_checksums_;
     return absl::InternalError("simulated failure of a checksum");

@@ -57,9 +57,10 @@ class SimulatedExecutor final : public SynchronousExecutor {
   }
   int64_t block_bytes() const { return int64_t{options_.block_tokens} * 8; }
 
-  // The next Execute returns `failure`. What it should have written holds garbage then.
+  // The next Execute returns `failure`, and after DataLoss all that follow; so does BlockChecksums
+  // then. What a step should have written holds garbage.
   void FailNextStep(absl::Status failure = absl::InternalError("it was told to fail")) {
-    next_failure_ = std::move(failure);
+    if (!absl::IsDataLoss(next_failure_)) next_failure_ = std::move(failure);
   }
   // The next so many BlockChecksums return Internal.
   void FailChecksums(int32_t times) { failing_checksums_ = times; }

@@ -19,8 +19,8 @@ constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
 constexpr int64_t kDrainUs = 1'500'000;
 constexpr int64_t kRestartUs = 300'000;
 constexpr int64_t kTurnUs = 20;  // The least time that an engine's thread takes beside its device.
-constexpr int64_t kAuditEvery = 8;   // Events of one worker.
-constexpr double kLostDevice = 0.1;  // the share of steps that fail
+constexpr int64_t kAuditEvery = 8;        // Events of one worker.
+constexpr double kLostDeviceShare = 0.1;  // of failing steps
 
 }  // namespace
 
@@ -159,7 +159,7 @@ void SimulatedWorker::MayFailStep() {
   Random* const random = world_->random();
   const bool fails = random->Chance(world_->network()->faults().failed_step);
   if (!fails && sick_until_us_ <= world_->now_us()) return;
-  life_->executor->FailNextStep(random->Chance(kLostDevice)
+  life_->executor->FailNextStep(random->Chance(kLostDeviceShare)
                                     ? absl::DataLossError("the device is lost")
                                     : absl::InternalError("the step is to fail"));
 }
@@ -207,7 +207,7 @@ bool SimulatedWorker::ReplaceIfBroken(const Engine::StepResult& result) {
     Replace();
     return true;
   }
-  if (engine.steps_keep_failing()) Drain();
+  if (engine.is_broken()) Drain();
   if (result.failed() && life_->executor->failed_by().has_value()) {
     world_->book()->CountKill(*life_->executor->failed_by(), id_.incarnation, life_->over);
   }

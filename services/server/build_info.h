@@ -1,4 +1,4 @@
-// What this program was built with, where a machine without it could have been meant.
+// What this program was built with of what not every build has.
 
 #ifndef TANDEM_SERVICES_SERVER_BUILD_INFO_H_
 #define TANDEM_SERVICES_SERVER_BUILD_INFO_H_

@@ -22,8 +22,7 @@ constexpr int kFirstBackoffMs = 50;
 constexpr int kMaxBackoffMs = 250;
 constexpr int kKvHttp2FrameBytes = 1 << 20;
 constexpr int kKvWindowBytes = 8 << 20;
-// Its header; of blocks that go elsewhere (nccl), those of a group.
-constexpr int64_t kMostFrameBytesBesideItsBlock = 128;
+constexpr int64_t kMostFrameBytesBesideItsPayload = 64;
 
 grpc::ChannelArguments Arguments(double liveness_scale) {
   grpc::ChannelArguments arguments;
@@ -95,12 +94,12 @@ std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liv
   return Dial(target, arguments, tls);
 }
 
-std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
+std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t payload_bytes,
                                       double liveness_scale, const FleetTls* tls) {
   HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
-  arguments.SetMaxReceiveMessageSize(
-      static_cast<int>(std::min<int64_t>(block_bytes + kMostFrameBytesBesideItsBlock, INT32_MAX)));
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(
+      std::min<int64_t>(payload_bytes + kMostFrameBytesBesideItsPayload, INT32_MAX)));
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kKvHttp2FrameBytes);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kKvWindowBytes);
   return Dial(target, arguments, tls);

@@ -27,8 +27,8 @@ std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liv
                                            int max_message_bytes = kMaxMessageBytes,
                                            const FleetTls* tls = nullptr);
 
-// The same for KV frames of up to `block_bytes`, with windows to match.
-std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
+// The same for KV frames with payloads of up to `payload_bytes`, with windows to match.
+std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t payload_bytes,
                                       double liveness_scale, const FleetTls* tls = nullptr);
 
 // What gRPC itself counts for a server is at most half of `memory_bytes`, which bound what we hold:

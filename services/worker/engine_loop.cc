@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/attempt_name.h"
+#include "services/worker/watched_copier.h"
 
 namespace tandem {
 
@@ -53,6 +55,7 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(const EngineOptio
                                              parts.receiver, parts.leases));
   loop->StampProgress();
   loop->Publish();
+  loop->MeasureMemory();
   return loop;
 }
 
@@ -81,17 +84,17 @@ void EngineLoop::Run() {
     const int64_t took_us = TakeDuration(begin_us, end_us, result);
     parts_.metrics->OnStep(static_cast<double>(took_us) * 1e-6, result);
     Publish();
+    MeasureMemory();
     if (result.failed()) {
       LogError("a step failed",
                {{"sequences", result.finished_sequences}, {"why", result.failure.ToString()}});
     }
     if (core_->engine().quarantine_is_stuck()) {
-      Replace("a transport does not give its blocks back; this worker exits to be replaced");
+      EndForStuckBlocks();
     }
-    if (core_->engine().steps_keep_failing() && !std::exchange(failing_, true)) {
-      LogError("no step succeeds here any more; this worker drains and exits to be replaced");
-      parts_.on_failing();
-    }
+    if (core_->engine().is_broken()) Break(result.failure);
+    // Else it would blame its peers for blocks that it cannot take.
+    if (parts_.copier != nullptr) Break(parts_.copier->lost());
     busy_ = false;
     if (result.again) continue;
     const int64_t sleep_us = std::clamp<int64_t>(result.next_wakeup_us - end_us, 0, kMaxSleepUs);
@@ -112,9 +115,10 @@ int64_t EngineLoop::TakeDuration(int64_t begin_us, int64_t end_us,
 
 // Blocks that a transport may still touch cannot be freed: only the end of the process does it. At
 // once, as nothing that waits for that transport would come to an end.
-void EngineLoop::Replace(std::string_view why) {
+void EngineLoop::EndForStuckBlocks() {
   const BlockCounts blocks = core_->engine().Load().blocks;
-  LogError(why, {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
+  LogError("a transport does not give its blocks back; this worker exits to be replaced",
+           {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
   std::_Exit(kExitToBeReplaced);
 }
 
@@ -152,7 +156,6 @@ void EngineLoop::Publish() {
   drained_ = engine.drained();
   const WorkerLoad load = engine.Load();
   parts_.metrics->OnLoad(load);
-  MeasureMemory();
   MutexLock lock(&mu_);
   load_ = load;
 }
@@ -161,9 +164,20 @@ void EngineLoop::MeasureMemory() {
   const int64_t now_us = clock_.NowUs();
   if (parts_.backend == nullptr || now_us < measure_at_us_) return;
   measure_at_us_ = now_us + parts_.measure_memory_us;
-  // A device that fails says so when it is next computed on.
   const auto memory = parts_.backend->MeasureMemory();
   if (memory.ok() && memory->has_value()) parts_.metrics->OnDeviceMemory(**memory);
+  if (absl::IsDataLoss(memory.status())) Break(memory.status());
+}
+
+void EngineLoop::Break(const absl::Status& why) {
+  if (why.ok() || broken_.exchange(true)) return;
+  const std::optional<GpuIdentity> gpu =
+      parts_.backend == nullptr ? std::nullopt : parts_.backend->gpu();
+  LogError("no step succeeds here any more; this worker drains and exits to be replaced",
+           {{"why", why.ToString()},
+            {"gpu_uuid", gpu.has_value() ? gpu->uuid : ""},
+            {"pci_address", gpu.has_value() ? gpu->pci_address : ""}});
+  parts_.on_broken();
 }
 
 WorkerLoad EngineLoop::Load() const {

@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -40,8 +39,10 @@ struct EngineLoopParts {
   // Whose memory is measured at the start and, between two steps, each time that so long has gone
   // by: others may take of it at any time, a step hardly ever does. Null: none is.
   const Backend* backend = nullptr;
-  int64_t measure_memory_us = 10'000'000;
-  std::function<void()> on_failing;  // Called once: Engine::steps_keep_failing. Engine thread.
+  int64_t measure_memory_us = 10'000'000;       // Tests have others.
+  const class WatchedCopier* copier = nullptr;  // Null: the pool is the host's.
+  // Called once: the engine is broken, or its device is lost. Not empty. Engine thread.
+  std::function<void()> on_broken;
 };
 
 class EngineLoop final : private RouterLinks, private PeerOutbox {
@@ -61,6 +62,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   WorkerLoad Load() const EXCLUDES(mu_);
   bool draining() const { return draining_.load(); }
   bool drained() const { return drained_.load(); }
+  bool is_broken() const { return broken_.load(); }  // As the engine is.
   int32_t step_tokens() const { return core_->engine().step_tokens(); }
   // By which peers wait for this worker.
   Renewals RenewalsDue() const { return core_->RenewalsDue(Load().since_progress_us); }
@@ -68,11 +70,13 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
  private:
   explicit EngineLoop(const EngineLoopParts& parts) : parts_(parts) {}
   void Run();
-  [[noreturn]] void Replace(std::string_view why);
+  [[noreturn]] void EndForStuckBlocks();
   int64_t TakeDuration(int64_t begin_us, int64_t end_us, const Engine::StepResult& result);
   void Apply(const EngineCommand& command);
   void Publish();
   void MeasureMemory();
+  // No step succeeds any more, unless it is OK.
+  void Break(const absl::Status& why);
   void StampProgress() const { progress_us_ = clock_.NowUs(); }
 
   // RouterLinks: engine thread.
@@ -106,7 +110,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   std::atomic<bool> busy_{false};                       // Not waiting for commands.
   std::atomic<bool> draining_{false}, drained_{false};  // As the engine says.
   std::atomic<bool> stopping_{false};
-  bool failing_ = false;  // on_failing was called. Engine thread.
+  std::atomic<bool> broken_{false};
   mutable Mutex mu_;
   WorkerLoad load_ GUARDED_BY(mu_);
   std::thread thread_;

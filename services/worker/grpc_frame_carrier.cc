@@ -80,8 +80,8 @@ class GrpcFrameCarrier::Receiving final
   Receiving(const GrpcFrameOptions& options, const std::string& target, const std::string& token,
             std::shared_ptr<FrameTarget> to)
       : to_(std::move(to)),
-        headers_alone_(options.block_bytes == 0),
-        channel_(DialKv(target, options.block_bytes, options.liveness_scale, options.tls)),
+        carries_blocks_(options.carries_blocks),
+        channel_(DialKv(target, options.payload_bytes, options.liveness_scale, options.tls)),
         stub_(channel_),
         proof_(&options.secret, channel_, target, kFramesMethod, &context_) {
     v1::FramesRequest request;
@@ -133,12 +133,12 @@ class GrpcFrameCarrier::Receiving final
       pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
     }
     const absl::StatusOr<FrameView> frame =
-        headers_alone_ ? DecodeHeaders(pieces) : DecodeFrame(pieces);
+        carries_blocks_ ? DecodeFrame(pieces) : DecodeHeaders(pieces);
     return frame.ok() ? to_->OnFrame(frame->header, frame->payload) : frame.status();
   }
 
   std::shared_ptr<FrameTarget> to_;  // Until OnDone.
-  const bool headers_alone_;
+  const bool carries_blocks_;
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;

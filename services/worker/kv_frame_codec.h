@@ -24,7 +24,7 @@ struct FrameView {
 // A message that arrived in `pieces`. InvalidArgument unless it is field 1 of kFrameHeaderBytes and
 // then field 2, whose length is that in the header and reaches exactly to the end.
 absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& pieces);
-// The same of a header whose block comes by another path: the payload is as long as it is.
+// The same of a frame that carries no block: its payload may have any length.
 absl::StatusOr<FrameView> DecodeHeaders(const std::vector<std::string_view>& pieces);
 
 }  // namespace tandem

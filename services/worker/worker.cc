@@ -90,8 +90,7 @@ class Worker::Services {
     absl::Status Control(const proto::ControlRequest& request, proto::ControlResponse* response) {
       switch (request.command_case()) {
         case proto::ControlRequest::kDrain:
-          worker_->Drain();
-          if (worker_->on_drain_) worker_->on_drain_();
+          worker_->DrainAndEnd();
           response->mutable_drain();
           return absl::OkStatus();
         case proto::ControlRequest::kMetrics:
@@ -154,12 +153,13 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
     return absl::InvalidArgumentError(
         absl::StrFormat("transport: \"%s\", want \"ucx\", \"grpc\" or \"nccl\"", config.transport));
   }
-  auto carrier = std::make_unique<GrpcFrameCarrier>(
-      GrpcFrameOptions{.block_bytes = nccl ? 0 : config.engine.kv.block_bytes,
-                       .liveness_scale = config.liveness_scale,
-                       .door = door_.get(),
-                       .secret = secret_,
-                       .tls = tls_.get()});
+  auto carrier = std::make_unique<GrpcFrameCarrier>(GrpcFrameOptions{
+      .payload_bytes = nccl ? NcclTransport::kMaxPayloadBytes : config.engine.kv.block_bytes,
+      .carries_blocks = !nccl,
+      .liveness_scale = config.liveness_scale,
+      .door = door_.get(),
+      .secret = secret_,
+      .tls = tls_.get()});
   kv_service_ = carrier->service();
   if (nccl) {
     TANDEM_ASSIGN_OR_RETURN(
@@ -235,21 +235,19 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                              config.liveness_scale, memory_->budget(),
                                              transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, calls_.get(), commands_.get());
-  const auto on_failing = [this, end = config.on_failing] {
-    Drain();
-    if (end) end();
-  };
-  TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(engine, {.commands = commands_.get(),
-                                                             .executor = executor_.get(),
-                                                             .receiver = receiver_.get(),
-                                                             .leases = &leases_,
-                                                             .routers = routers_.get(),
-                                                             .decodes = decodes_.get(),
-                                                             .prefills = prefills_.get(),
-                                                             .watches = watches_.get(),
-                                                             .metrics = metrics_.get(),
-                                                             .backend = config.backend,
-                                                             .on_failing = on_failing}));
+  TANDEM_ASSIGN_OR_RETURN(loop_,
+                          EngineLoop::Create(engine, {.commands = commands_.get(),
+                                                      .executor = executor_.get(),
+                                                      .receiver = receiver_.get(),
+                                                      .leases = &leases_,
+                                                      .routers = routers_.get(),
+                                                      .decodes = decodes_.get(),
+                                                      .prefills = prefills_.get(),
+                                                      .watches = watches_.get(),
+                                                      .metrics = metrics_.get(),
+                                                      .backend = config.backend,
+                                                      .copier = copier_.get(),
+                                                      .on_broken = [this] { DrainAndEnd(); }}));
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));
@@ -316,6 +314,13 @@ int Worker::admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); 
 void Worker::Drain() {
   if (!drain_asked_.exchange(true)) commands_->PushAlways(DrainEngine{});
 }
+
+void Worker::DrainAndEnd() {
+  Drain();
+  if (on_drain_) on_drain_();
+}
+
+bool Worker::is_broken() const { return loop_->is_broken(); }
 
 bool Worker::Drained() const {
   // Else routers would take it for lost.

@@ -42,18 +42,15 @@ struct WorkerConfig {
   DevicePtr<std::byte> device_pool;
   DeviceCopier* device_copier = nullptr;
   // What the executor computes on, for metrics; outlives the worker. Null: they say nothing of it.
-  // Asked what it is when the worker is made, and on the engine thread what memory it has.
+  // Asked what it is when the worker is made, and what memory it has then and on the engine thread.
   const Backend* backend = nullptr;
   NcclApi* nccl = nullptr;  // The transport's, if it is "nccl"; outlives the worker.
   double liveness_scale = 1;
   FleetSecret secret;  // Proven by every internal call and KV link.
   FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.
-  // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
-  // the worker drains and stays.
+  // The worker drains and the process is to end, as SIGTERM ends it: Control.Drain came, perhaps
+  // again, or it is broken. Any thread. Empty: it stays.
   std::function<void()> on_drain;
-  // No step succeeds any more: the worker drains, and the process is to end as after on_drain, to
-  // be replaced. Engine thread. Empty: it stays.
-  std::function<void()> on_failing;
   // A step, or a copy of blocks, has no end, and the process is to end at once. Empty: it stays.
   std::function<void()> on_hung;
   int64_t memory_limit_bytes = int64_t{64} << 20;  // For what peers send and leave unread.
@@ -86,11 +83,14 @@ class Worker {
   void Drain();
   // Drained, and all has been written.
   bool Drained() const;
+  // No step succeeds any more (Engine::is_broken), so that it drains, to be replaced.
+  bool is_broken() const;
 
  private:
   class Services;
 
   Worker() = default;
+  void DrainAndEnd();
   absl::Status Open(const WorkerConfig& config, const ExecutorFactory& make_executor);
   TlsListener Tls(bool any_client) const;
   absl::Status OpenTransport(const WorkerConfig& config);

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -33,9 +32,6 @@ constexpr int32_t kMaxWaitingAttempts = 1024;
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
 // The part of the time to drain that the end itself takes.
 constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
-
-// No step succeeds any more: the end asks for another process in this one's place.
-std::atomic<bool> is_failing{false};
 
 // Everything of one worker process, in the order of construction.
 struct Process {
@@ -83,7 +79,7 @@ void LogGpu(const Backend& backend) {
                   {"pci_address", gpu->pci_address},
                   {"compute_capability", gpu->compute_capability},
                   {"memory_bytes", gpu->memory_bytes},
-                  {"driver_for_cuda", gpu->driver}});
+                  {"newest_cuda", gpu->newest_cuda}});
 }
 
 // Loads the weights into `process`; what they compute is their numerics_id.
@@ -141,10 +137,6 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
-  worker.on_failing = [] {
-    is_failing = true;
-    kill(getpid(), SIGTERM);
-  };
   worker.on_hung = [] { std::_Exit(kExitToBeReplaced); };
   worker.secret = secret;
   worker.tls = options.fleet.tls;
@@ -292,7 +284,7 @@ absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_ba
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
   WaitForSignalAndDrain(options, stop, process->worker.get());
-  if (is_failing) {
+  if (process->worker->is_broken()) {
     process->worker.reset();  // Its last words are said.
     std::_Exit(kExitToBeReplaced);
   }

@@ -196,3 +196,21 @@ def test_a_gpu_that_is_lost_ends_at_once_and_its_streams_go_on_in_its_next_proce
         assert ask_until_one_ends(router, requests, gpu, gpu, KERNELS_FAIL) == want
         assert gpu.log_path.read_text().count("a step failed") <= 2  # Another may have been begun behind the first.
         assert router.total("tandem_stream_resumes_total") > 0
+
+
+def test_a_gpu_that_is_lost_while_idle_ends_with_the_first_block_that_it_cannot_take(tmp_path, hybrid):
+    """Not after a row of healthy prefill workers that it has blamed: no step of its own would say what is wrong."""
+    request, = short_requests(48, 1)
+    want = ask(hybrid, request)
+    gpu = worker(tmp_path, "gpu", "--role=decode", "--isa=fma", PATIENT, "--transport=grpc")
+    prefill = worker(tmp_path, "cpu", "--role=prefill", PATIENT, "--transport=grpc")
+    with prefill, gpu, Router(tmp_path, [prefill, gpu], "--disaggregate=always", PATIENT) as router:
+        for role in ("prefill", "decode"):
+            router.wait_alive(role, 1)
+        gpu.process.send_signal(KERNELS_FAIL)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, router, request)
+            assert gpu.process.wait(60) == EXIT_TO_BE_REPLACED
+            gpu.start()
+            assert answer.result() == want
+        assert gpu.log_path.read_text().count("a step failed") == 0

@@ -392,13 +392,14 @@ class BrokenExecutor final : public SynchronousExecutor {
   uint64_t work_done() const override { return 0; }
 };
 
-TEST(WorkerServicesTest, AWorkerWhoseStepsKeepFailingExitsToBeReplaced) {
+TEST(WorkerServicesTest, AWorkerWhoseStepsKeepFailingIsToEnd) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto serve = [] {
     TestWorker broken;
     broken.id = {.name = "broken", .incarnation = 7};
     WorkerConfig config = SmallWorker(broken.id);
     config.transport = "grpc";
+    config.on_drain = [] { std::_Exit(kExitToBeReplaced); };
     broken.worker =
         *Worker::Create(config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> {
           return std::make_unique<BrokenExecutor>();
@@ -411,7 +412,7 @@ TEST(WorkerServicesTest, AWorkerWhoseStepsKeepFailingExitsToBeReplaced) {
     }
     router.Listen();  // Until the process ends.
   };
-  EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced), "every step fails");
+  EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced), "no step succeeds");
 }
 
 TEST(WorkerServicesTest, ATransportThatCannotMoveADevicesMemorySaysSoAtStart) {

@@ -15,6 +15,7 @@
 
 #include "kernels/create_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/cuda/visible_gpus.h"
@@ -427,7 +428,7 @@ TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
   EXPECT_TRUE(absl::IsFailedPrecondition(gone)) << gone;
   EXPECT_THAT(gone.ToString(),
               testing::HasSubstr("000000000003 cannot be used: it is none of this machine's GPUs"));
-  const absl::Status backend = CreateCudaBackend(CudaProducts::kFma).status();
+  const absl::Status backend = CreateCudaBackend("fma").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(backend)) << backend;
   EXPECT_THAT(backend.ToString(), testing::HasSubstr("no CUDA-capable device"));
 }
@@ -450,7 +451,8 @@ class BrokenDriverTest : public NarrowedTest {
   }
   // The backend's name, or why there is none.
   std::string Auto(const std::string& isa = "auto") const {
-    emulated::FailCall(2, cudaErrorUnknown);
+    emulated::FailCall(2,
+                       cudaErrorUnknown);  // cudaGetDeviceProperties, behind the driver's version
     const auto backend = CreateBackend({.device = "auto", .isa = isa, .root = root_.path() + "/"});
     if (backend.ok()) return (*backend)->name();
     EXPECT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
@@ -474,9 +476,9 @@ TEST_F(BrokenDriverTest, AutoIsTheCpuWhereThereIsNoGpu) {
 TEST_F(BrokenDriverTest, AutoIsNotTheCpuWhereAGpuCannotBeUsed) {
   AddPciDevice("0000:3b:00.0", "0x10de\n", "0x030200\n");
   EXPECT_EQ(Auto(),
-            "no GPU can be used: unknown error (a driver for CUDA 13.0); but this machine has one "
-            "(PCI device 0000:3b:00.0): repair it or its driver, let this process have it, or "
-            "choose --device cpu");
+            "no GPU can be used: unknown error (the driver is for CUDA 13.0; this build needs one "
+            "for CUDA 13.0); but this machine has one (PCI device 0000:3b:00.0): repair it or its "
+            "driver, let this process have it, or choose --device cpu");
   EXPECT_EQ(Auto("generic"), "cpu");
   Set("7");  // There are not so many.
   EXPECT_THAT(Auto(), testing::HasSubstr("0000:3b:00.0"));
@@ -494,7 +496,7 @@ TEST_F(BrokenDriverTest, ADriversFileShowsAGpuWhereNoBusDoes) {
 // As nvidia-smi, exporters and the kernel's log name it.
 TEST_F(NarrowedTest, AGpuSaysWhichOneItIs) {
   Set("2,1");
-  const auto backend = CreateCudaBackend(CudaProducts::kFma);
+  const auto backend = CreateCudaBackend("fma");
   ASSERT_TRUE(backend.ok()) << backend.status();
   const std::optional<GpuIdentity> gpu = (*backend)->gpu();
   ASSERT_TRUE(gpu.has_value());
@@ -502,7 +504,7 @@ TEST_F(NarrowedTest, AGpuSaysWhichOneItIs) {
   EXPECT_EQ(gpu->uuid, emulated::UuidOf(2));
   EXPECT_EQ(gpu->pci_address, "0000:3d:00.0");
   EXPECT_EQ(gpu->compute_capability, "9.0");
-  EXPECT_EQ(gpu->driver, "13.0");
+  EXPECT_EQ(gpu->newest_cuda, "13.0");
   EXPECT_EQ(gpu->memory_bytes, (*(*backend)->MeasureMemory())->total_bytes);
 }
 
@@ -550,6 +552,23 @@ TEST_F(EmulatedKernelsTest, BlocksAreCopiedAndHaveTheirCrc32c) {
   EXPECT_NE(emulated::TakeFault(), "");
 }
 
+TEST(CudaStatusTest, ErrorsThatStayAreALostDevice) {
+  for (const cudaError_t stays :
+       {cudaErrorECCUncorrectable, cudaErrorContained, cudaErrorIllegalAddress,
+        cudaErrorLaunchTimeout, cudaErrorAssert, cudaErrorHardwareStackError,
+        cudaErrorIllegalInstruction, cudaErrorMisalignedAddress, cudaErrorInvalidAddressSpace,
+        cudaErrorInvalidPc, cudaErrorLaunchFailure, cudaErrorTensorMemoryLeak,
+        cudaErrorMpsClientTerminated, cudaErrorExternalDevice}) {
+    EXPECT_TRUE(absl::IsDataLoss(CudaStatus(stays, "computing"))) << static_cast<int>(stays);
+  }
+  for (const cudaError_t passes : {cudaErrorInvalidValue, cudaErrorStreamCaptureUnsupported,
+                                   cudaErrorInvalidDevice, cudaErrorUnknown}) {
+    EXPECT_TRUE(absl::IsInternal(CudaStatus(passes, "computing"))) << static_cast<int>(passes);
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(CudaStatus(cudaErrorMemoryAllocation, "allocating")));
+  EXPECT_TRUE(CudaStatus(cudaSuccess, "computing").ok());
+}
+
 TEST_F(EmulatedKernelsTest, WorkIsDoneOnceSomebodyHasWaited) {
   const auto gpu = MakeBackend("cuda");
   EXPECT_TRUE(gpu->Synchronize().ok());
@@ -564,7 +583,7 @@ TEST_F(EmulatedKernelsTest, AnyCallOfTheRuntimeMayFail) {
   int call = 1;
   for (bool failed = true; failed; call += 1 + call / 10) {
     emulated::FailCall(call, call % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorUnknown);
-    const auto gpu = CreateCudaBackend(CudaProducts::kTensorCores);
+    const auto gpu = CreateCudaBackend("tensor");
     const bool ok = gpu.ok() && ProbeOperations(**gpu, shape, seed_).ok();
     failed = !emulated::FailedCall().empty();
     EXPECT_TRUE(ok || failed) << call;

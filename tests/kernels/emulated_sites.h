@@ -38,7 +38,7 @@ inline void ExpectEachSiteIsNeeded(const SitesCase& c) {
   const auto probe = [&] {
     const ProbeShape small{
         .rows = 1, .features = 32, .outputs = 8, .vocabulary = 64, .head_dim = 64, .positions = 70};
-    const auto backend = CreateCudaBackend(CudaProducts::kTensorCores);
+    const auto backend = CreateCudaBackend("tensor");
     return backend.ok() && ProbeOperations(**backend, small, c.seed).ok();
   };
   // In an order of threads; nothing if something is wrong.

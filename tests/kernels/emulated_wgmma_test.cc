@@ -272,7 +272,7 @@ TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
   EXPECT_EQ(outputs[0], outputs[2]);
   // Where the trial itself fails, there is no backend.
   emulated::FailCall(7, cudaErrorUnknown);
-  EXPECT_TRUE(absl::IsInternal(CreateCudaBackend(CudaProducts::kTensorCores).status()));
+  EXPECT_TRUE(absl::IsInternal(CreateCudaBackend("tensor").status()));
   EXPECT_NE(emulated::FailedCall(), "");
   emulated::FailCall(0, cudaSuccess);
 }

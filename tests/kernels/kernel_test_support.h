@@ -52,7 +52,7 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_t
   if (device.starts_with("cuda")) {
     // Fused multiply-adds are the machine's.
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
-    backend = CreateCudaBackend(device == "cuda" ? CudaProducts::kFma : CudaProducts::kTensorCores);
+    backend = CreateCudaBackend(device == "cuda" ? "fma" : "tensor");
 #else
   if (device.starts_with("cuda")) {
     backend = CreateBackend({.device = "cuda", .isa = device == "cuda" ? "fma" : "tensor"});

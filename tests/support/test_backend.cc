@@ -11,7 +11,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateTestBackend(const BackendOptions&
 #if defined(TANDEM_EMULATED)
   // It computes with these.
   if (const auto avx2 = CreateBackend({.isa = "avx2"}); !avx2.ok()) return avx2.status();
-  return CreateCudaBackend(options.isa == "fma" ? CudaProducts::kFma : CudaProducts::kTensorCores);
+  return CreateCudaBackend(options.isa);
 #else
   return absl::FailedPreconditionError("no GPU is emulated in this build");
 #endif

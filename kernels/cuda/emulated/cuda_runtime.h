@@ -14,12 +14,15 @@
 #include <functional>
 #include <string>
 
+#define CUDART_VERSION 13000
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorECCUncorrectable = 214,
   cudaErrorContained = 226,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchTimeout = 702,
@@ -121,8 +124,8 @@ int64_t NumObjects();
 // From now on what is enqueued on any stream, if it has not begun, begins no more before this says
 // so: a kernel that hangs. Signal handlers may set it.
 void Hang(bool hangs);
-// From now on what has not begun fails, as after a kernel's illegal address. Signal handlers may
-// say so, too.
+// From now on what has not begun fails with cudaErrorLaunchFailure. Signal handlers may say so,
+// too.
 void Break();
 
 // The `call`-th of the calls above from now on, 1 being the next, fails with `error`, once, and

@@ -1,5 +1,7 @@
 #include "runtime/transport/nccl/nccl_pair.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
@@ -35,26 +37,27 @@ absl::Status NcclPair::Open(const NcclUniqueId& id, int rank) {
 }
 
 absl::Status NcclPair::Send(std::span<const std::byte* const> blocks, size_t size_bytes) {
-  return Move("sending blocks", blocks.size(), [&](size_t block) {
+  return Enqueue("sending blocks", blocks.size(), [&](size_t block) {
     return api_->Send(blocks[block], size_bytes, peer_, comm_, stream_);
   });
 }
 
 absl::Status NcclPair::Receive(std::span<std::byte* const> blocks, size_t size_bytes) {
-  return Move("receiving blocks", blocks.size(), [&](size_t block) {
+  return Enqueue("receiving blocks", blocks.size(), [&](size_t block) {
     return api_->Recv(blocks[block], size_bytes, peer_, comm_, stream_);
   });
 }
 
-absl::Status NcclPair::Move(const char* doing, size_t num_blocks,
-                            absl::FunctionRef<NcclResult(size_t)> enqueue) {
-  TANDEM_CHECK(num_blocks > 0 && num_blocks <= room()) << num_blocks << " blocks, of " << room();
+absl::Status NcclPair::Enqueue(const char* doing, size_t num_blocks,
+                               absl::FunctionRef<NcclResult(size_t)> add) {
+  TANDEM_CHECK(num_blocks > 0 && num_blocks <= std::min(kGroup, room()))
+      << num_blocks << " blocks, room for " << room();
   NcclResult added = api_->GroupStart();
   if (added != NcclResult::kSuccess) return Error(doing, added);
   const auto went_well = [&] {
     return added == NcclResult::kSuccess || added == NcclResult::kInProgress;
   };
-  for (size_t i = 0; i < num_blocks && went_well(); ++i) added = enqueue(i);
+  for (size_t i = 0; i < num_blocks && went_well(); ++i) added = add(i);
   const NcclResult ended = api_->GroupEnd();
   TANDEM_RETURN_IF_ERROR(Settle(doing, went_well() ? ended : added));
   End& end = ends_[(oldest_ + under_way_) % kWindow];

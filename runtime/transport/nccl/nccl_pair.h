@@ -54,9 +54,9 @@ class NcclPair {
  private:
   // A call answered `result`: waits until it is no longer in progress.
   absl::Status Settle(const char* doing, NcclResult result);
-  // `enqueue` is called for each of `num_blocks`.
-  absl::Status Move(const char* doing, size_t num_blocks,
-                    absl::FunctionRef<NcclResult(size_t block)> enqueue);
+  // `add` is called for each of `num_blocks`.
+  absl::Status Enqueue(const char* doing, size_t num_blocks,
+                       absl::FunctionRef<NcclResult(size_t block)> add);
   NcclResult State();
   absl::Status Error(const char* doing, NcclResult result);
   // Unavailable if nothing has moved for too long.

@@ -32,28 +32,26 @@ constexpr auto kNap = std::chrono::microseconds(50);
 constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
 // A sender has at most NcclPair::kWindow blocks under way, and NCCL buffers a few.
-constexpr size_t kMaxAnnounced = 256;  // groups
+constexpr size_t kMaxAnnounced = 64;  // groups
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
 
 // ---- A group as it goes down the stream: a header and, as its payload, those that follow ----
 
-struct PackedHeaders {
-  std::vector<std::byte> packed;
-};
+std::vector<std::byte> Pack(std::span<const FrameHeader> headers) {
+  std::vector<std::byte> packed(headers.size() * kFrameHeaderBytes);
+  for (size_t i = 0; i < headers.size(); ++i) {
+    PackFrameHeader(headers[i], &packed[i * kFrameHeaderBytes]);
+  }
+  return packed;
+}
 
-class FollowingHeaders final : private PackedHeaders, public FramePayload {
+class FollowingHeaders final : public FramePayload {
  public:
-  explicit FollowingHeaders(std::span<const FrameHeader> headers)
-      : PackedHeaders{Pack(headers)}, FramePayload(packed) {}
+  explicit FollowingHeaders(std::vector<std::byte> packed)
+      : FramePayload(packed), packed_(std::move(packed)) {}  // It stays where it is.
 
  private:
-  static std::vector<std::byte> Pack(std::span<const FrameHeader> headers) {
-    std::vector<std::byte> packed(headers.size() * kFrameHeaderBytes);
-    for (size_t i = 0; i < headers.size(); ++i) {
-      PackFrameHeader(headers[i], &packed[i * kFrameHeaderBytes]);
-    }
-    return packed;
-  }
+  const std::vector<std::byte> packed_;
 };
 
 absl::StatusOr<std::vector<FrameHeader>> GroupOf(const FrameHeader& first,
@@ -111,6 +109,17 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
   virtual std::vector<uint64_t> OnClosed(const absl::Status& why) REQUIRES(mu_) = 0;
   // NCCL touches nothing of the link's any more.
   virtual void Release() = 0;
+
+  // How many blocks have moved since the last call.
+  static absl::StatusOr<size_t> TakeMoved(NcclPair* pair) {
+    size_t all = 0;
+    while (!pair->idle()) {
+      TANDEM_ASSIGN_OR_RETURN(const size_t moved, pair->Passed());
+      if (moved == 0) break;
+      all += moved;
+    }
+    return all;
+  }
 
   // For what the link's thread has to do next; `polls`: NCCL may have something, too.
   void WaitForChange(bool polls) REQUIRES(mu_) {
@@ -190,11 +199,8 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
   absl::Status Work(NcclPair* pair) override EXCLUDES(mu_) {
     TANDEM_RETURN_IF_ERROR(pair->Open(id_, kSenderRank));
     while (true) {
-      while (!pair->idle()) {
-        TANDEM_ASSIGN_OR_RETURN(const size_t moved, pair->Passed());
-        if (moved == 0) break;
-        for (size_t i = 0; i < moved; ++i) Complete(true);
-      }
+      TANDEM_ASSIGN_OR_RETURN(const size_t moved, TakeMoved(pair));
+      for (size_t i = 0; i < moved; ++i) Complete(true);
       std::vector<const std::byte*> blocks;
       {
         MutexLock lock(&mu_);
@@ -211,7 +217,8 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
       TANDEM_RETURN_IF_ERROR(pair->Send(blocks, transport_->block_bytes()));
     }
   }
-  // The next ones that wait are under way, and their headers on the stream: where they lie.
+  // Puts the next ones that wait under way, and their headers on the stream. Returns where their
+  // blocks lie.
   std::vector<const std::byte*> BeginGroup(size_t num_blocks) REQUIRES(mu_) {
     std::vector<const std::byte*> blocks;
     std::vector<FrameHeader> headers;
@@ -223,7 +230,8 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
                                     : transport_->options_.pool.block(next.block));
     }
     writing_ = true;
-    stream_->Write(headers[0], std::make_unique<FollowingHeaders>(std::span(headers).subspan(1)));
+    stream_->Write(headers[0],
+                   std::make_unique<FollowingHeaders>(Pack(std::span(headers).subspan(1))));
     return blocks;
   }
   std::vector<uint64_t> OnClosed(const absl::Status& why) override REQUIRES(mu_) {
@@ -278,11 +286,8 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
     TANDEM_ASSIGN_OR_RETURN(slots_, transport_->TakeSlots());
     TANDEM_RETURN_IF_ERROR(pair->Open(id_, kReceiverRank));
     while (true) {
-      while (!pair->idle()) {
-        TANDEM_ASSIGN_OR_RETURN(const size_t moved, pair->Passed());
-        if (moved == 0) break;
-        for (size_t i = 0; i < moved; ++i) TANDEM_RETURN_IF_ERROR(Land());
-      }
+      TANDEM_ASSIGN_OR_RETURN(const size_t moved, TakeMoved(pair));
+      for (size_t i = 0; i < moved; ++i) TANDEM_RETURN_IF_ERROR(Land());
       std::vector<std::byte*> slots;
       {
         MutexLock lock(&mu_);

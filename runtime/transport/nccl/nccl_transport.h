@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/mutex.h"
 #include "runtime/transport/frame_sink.h"
+#include "runtime/transport/frame_wire.h"
 #include "runtime/transport/holders.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/nccl/nccl_api.h"
@@ -50,6 +51,9 @@ class NcclTransport final : public KvTransport {
   static constexpr int64_t DeviceBytes(int64_t block_bytes) {
     return (1 + kPlannedLinks * kSlots) * block_bytes;
   }
+
+  // The most that a frame carries behind its header: those of the rest of a group.
+  static constexpr int64_t kMaxPayloadBytes = (NcclPair::kGroup - 1) * kFrameHeaderBytes;
 
   // `receiver` and `listener` outlive the transport. Errors of CheckPool; FailedPrecondition if the
   // pool is the host's, or NCCL does not work; ResourceExhausted if the device has no memory left.

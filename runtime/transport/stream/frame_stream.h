@@ -8,8 +8,8 @@
 //   to->OnEnded(why)                                       ~FrameSource
 //
 // A carrier proves both ends to each other before anything else is said, and bounds what is on its
-// way. Frames of one stream arrive in order, whole, or the stream ends. It may carry headers alone,
-// whose blocks go another way (runtime/transport/nccl): then a payload is headers, too.
+// way. Frames of one stream arrive in order, whole, or the stream ends. Blocks may go another way
+// (runtime/transport/nccl): then the payload of a frame is the headers of others.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_
 #define TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_

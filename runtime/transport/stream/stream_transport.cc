@@ -288,7 +288,7 @@ absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
   if (owned) {
     const auto bytes = static_cast<size_t>(pool.kv.pool_bytes());
     TANDEM_ASSIGN_OR_RETURN(registered.base, MapHugePages(bytes, "a KV pool"));
-    std::memset(registered.base, 0, bytes);  // Touched.
+    std::memset(registered.base, 0, bytes);  // Pages are made here, in no transfer.
   }
   std::unique_ptr<StagingBuffers> staging;
   if (pool.memory == MemoryKind::kDevice) {

@@ -12,7 +12,7 @@ using EngineDeviceTest = EngineTransferTest;
 TEST_F(EngineDeviceTest, ADeviceThatCannotReadItsBlocksIsOneWhoseStepHasFailed) {
   Create();
   for (uint64_t i = 1; i <= kMaxFailedSteps; ++i) {
-    EXPECT_FALSE(fleet_.engine(kPrefill).steps_keep_failing()) << i;
+    EXPECT_FALSE(fleet_.engine(kPrefill).is_broken()) << i;
     // In the middle of the prompt, and at its end.
     const Submit submit = Disaggregated(i, RandomTokens(i % 2 == 0 ? 40 : 200, i), 5);
     fleet_.executor(kPrefill).FailChecksums(1);
@@ -24,12 +24,12 @@ TEST_F(EngineDeviceTest, ADeviceThatCannotReadItsBlocksIsOneWhoseStepHasFailed) 
     EXPECT_TRUE(fleet_.record(submit.attempt).by_prefill);
     EXPECT_EQ(fleet_.frames_delivered(), 0);
   }
-  EXPECT_TRUE(fleet_.engine(kPrefill).steps_keep_failing());
+  EXPECT_TRUE(fleet_.engine(kPrefill).is_broken());
   const Submit submit = Disaggregated(100, RandomTokens(200, 100), 5);
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
-  EXPECT_FALSE(fleet_.engine(kPrefill).steps_keep_failing());
+  EXPECT_FALSE(fleet_.engine(kPrefill).is_broken());
 }
 
 // Its first chunk is planned when the blocks that it found are offered.

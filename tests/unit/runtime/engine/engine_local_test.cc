@@ -605,9 +605,9 @@ TEST_F(EngineLocalTest, AWorkerWhoseStepsKeepFailingIsToBeReplaced) {
   fleet_.Submit(0, MakeSubmit(100, RandomTokens(40, 3), 1));
   Run();
   for (uint64_t i = 1; i < kMaxFailedSteps; ++i) fail(200 + i);
-  EXPECT_FALSE(fleet_.engine(0).steps_keep_failing()) << "one has succeeded in between";
+  EXPECT_FALSE(fleet_.engine(0).is_broken()) << "one has succeeded in between";
   fail(300);
-  EXPECT_TRUE(fleet_.engine(0).steps_keep_failing());
+  EXPECT_TRUE(fleet_.engine(0).is_broken());
   EXPECT_EQ(fleet_.failed_steps(), int64_t{kMaxFailedSteps} - 1 + kMaxFailedSteps);
 }
 
@@ -616,7 +616,7 @@ TEST_F(EngineLocalTest, AWorkerWhoseDeviceIsLostIsToBeReplacedAtOnce) {
   fleet_.executor(0).FailNextStep(absl::DataLossError("a device's error that stays"));
   fleet_.Submit(0, MakeSubmit(1, RandomTokens(40, 3), 10));
   Run();
-  EXPECT_TRUE(fleet_.engine(0).steps_keep_failing());
+  EXPECT_TRUE(fleet_.engine(0).is_broken());
   EXPECT_EQ(fleet_.failed_steps(), 1);
 }
 

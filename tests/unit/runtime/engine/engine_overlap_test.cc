@@ -268,7 +268,7 @@ TEST_F(EngineOverlapTest, WhatIsCopiedIsNobodysBeforeTheStepIsOver) {
 TEST_F(EngineOverlapTest, WhatFailsBehindAFailureIsTheSameOne) {
   Create();
   for (uint64_t i = 1; i <= kMaxFailedSteps; ++i) {
-    EXPECT_FALSE(engine().steps_keep_failing()) << i;
+    EXPECT_FALSE(engine().is_broken()) << i;
     const Submit submit = MakeSubmit(2 * i, RandomTokens(20, i), 30);
     const Submit other = MakeSubmit(2 * i + 1, RandomTokens(300, i), 30);
     fleet_.Submit(0, submit);
@@ -280,7 +280,7 @@ TEST_F(EngineOverlapTest, WhatFailsBehindAFailureIsTheSameOne) {
       EXPECT_TRUE(fleet_.FinishStep(0).failed());
     }
   }
-  EXPECT_TRUE(engine().steps_keep_failing());
+  EXPECT_TRUE(engine().is_broken());
 }
 
 TEST_F(EngineOverlapTest, AFailedStepEndsItsSequencesAndOnlyTheirRunsOfTheNext) {

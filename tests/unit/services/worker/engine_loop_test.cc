@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/create_backend.h"
 #include "runtime/base/device_copier.h"
 #include "runtime/base/mutex.h"
 #include "runtime/simulation/simulated_executor.h"
@@ -23,6 +24,18 @@
 
 namespace tandem {
 namespace {
+
+// What each copy comes to.
+class FailingCopier final : public DeviceCopier {
+ public:
+  absl::Status Download(void*, const void*, size_t) override { return status; }
+  absl::StatusOr<uint32_t> Upload(void*, const void*, size_t) override { return status; }
+  absl::StatusOr<uint32_t> CopyWithin(void*, const void*, size_t) override { return status; }
+  absl::StatusOr<std::byte*> AllocatePinned(size_t) override { return status; }
+  void FreePinned(std::byte*) override {}
+
+  absl::Status status;
+};
 
 // Serves decode workers with an engine of twelve blocks over a transport that gives no block back.
 class StuckWorker {
@@ -46,7 +59,8 @@ class StuckWorker {
                                           .metrics = &metrics_,
                                           .backend = backend,
                                           .measure_memory_us = measure_memory_us,
-                                          .on_failing = [this] { ++times_failing_; }});
+                                          .copier = &copier_,
+                                          .on_broken = [this] { ++times_broken_; }});
     loop_->Start();
     peer_.id = self_.worker;
     peer_.address = server_.address();
@@ -63,7 +77,9 @@ class StuckWorker {
   }
   FakeKvTransport& transport() { return transport_; }
   SimulatedExecutor& executor() { return executor_; }
-  int times_failing() const { return times_failing_; }
+  DeviceCopier& copier() { return copier_; }
+  FailingCopier& device() { return device_; }
+  int times_broken() const { return times_broken_; }
   // Its device's memory in that state, as the metrics have it.
   double MemoryBytes(const std::string& state) {
     return MetricValue(MetricsToText(registry_.Collect()),
@@ -103,7 +119,9 @@ class StuckWorker {
   WatchHub watches_{{}, &parts_.calls, &parts_.commands};
   StreamServer<proto::ToDecode> server_{kPrefillSessionMethod, &parts_,
                                         [this](auto* context) { return decodes_.Open(context); }};
-  std::atomic<int> times_failing_{0};
+  FailingCopier device_;
+  WatchedCopier copier_{&device_};
+  std::atomic<int> times_broken_{0};
   std::unique_ptr<EngineLoop> loop_;
   std::atomic<bool> ready_{true};
   TestWorker peer_;
@@ -112,14 +130,16 @@ class StuckWorker {
 class MeasuredGpu final : public ForwardingBackend {
  public:
   MeasuredGpu() : ForwardingBackend(nullptr) {}
+  std::optional<GpuIdentity> gpu() const override { return GpuIdentity{.uuid = "GPU-1"}; }
   absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
     ++measured;
-    if (failing) return absl::InternalError("the device is lost");
+    if (lost) return absl::DataLossError("the device is lost");
+    if (failing) return absl::InternalError("the device fails");
     return DeviceMemory{.total_bytes = 100, .free_bytes = free_bytes};
   }
 
   mutable std::atomic<int> measured{0};
-  std::atomic<bool> failing{false};
+  std::atomic<bool> failing{false}, lost{false};
   std::atomic<int64_t> free_bytes{40};
 };
 
@@ -137,6 +157,44 @@ TEST(EngineLoopTest, TheDevicesMemoryIsShownAndMeasuredAgain) {
   EXPECT_EQ(worker.MemoryBytes("free"), 30) << "as it was known last";
 }
 
+TEST(EngineLoopTest, ADeviceThatIsLostWhileNothingRunsIsToldOnce) {
+  MeasuredGpu gpu;
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/0);
+  gpu.failing = true;
+  int before = gpu.measured;
+  ASSERT_TRUE(Eventually([&] { return gpu.measured > before + 1; }));
+  EXPECT_EQ(worker.times_broken(), 0) << "that may pass";
+  gpu.lost = true;
+  ASSERT_TRUE(Eventually([&] { return worker.times_broken() == 1; }));
+  before = gpu.measured;
+  ASSERT_TRUE(Eventually([&] { return gpu.measured > before + 1; }));
+  EXPECT_EQ(worker.times_broken(), 1);
+}
+
+// However it is copied.
+TEST(EngineLoopTest, ADeviceThatIsLostAsACopySaysIsToldOnce) {
+  const std::function<absl::Status(DeviceCopier*)> kCopies[] = {
+      [](DeviceCopier* copier) { return copier->Download(nullptr, nullptr, 0); },
+      [](DeviceCopier* copier) { return copier->Upload(nullptr, nullptr, 0).status(); },
+      [](DeviceCopier* copier) { return copier->CopyWithin(nullptr, nullptr, 0).status(); }};
+  for (const auto& copy : kCopies) {
+    MeasuredGpu gpu;  // Shows that the loop turns.
+    StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/0);
+    const auto turns = [&](const absl::Status& status) {
+      worker.device().status = status;
+      EXPECT_EQ(copy(&worker.copier()), status);
+      const int before = gpu.measured;
+      return Eventually([&] { return gpu.measured > before + 2; });
+    };
+    ASSERT_TRUE(turns(absl::InternalError("a copy failed")));
+    EXPECT_EQ(worker.times_broken(), 0) << "that may pass";
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(turns(absl::DataLossError("the device is lost")));
+      EXPECT_EQ(worker.times_broken(), 1);
+    }
+  }
+}
+
 // Drivers take their time for it, and steps come by the thousand.
 TEST(EngineLoopTest, TheDevicesMemoryIsNotMeasuredAtEveryStep) {
   MeasuredGpu gpu;
@@ -147,7 +205,9 @@ TEST(EngineLoopTest, TheDevicesMemoryIsNotMeasuredAtEveryStep) {
 }
 
 TEST(EngineLoopTest, AHostsMemoryIsNoDevices) {
-  StuckWorker worker(/*quarantine_us=*/3'600'000'000);
+  const auto cpu = CreateBackend({.device = "cpu", .isa = "generic"});
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000, cpu->get(), /*measure_memory_us=*/0);
   EXPECT_EQ(worker.MemoryBytes("free"), -1);
 }
 
@@ -176,24 +236,19 @@ TEST(EngineLoopTest, AWorkerWhoseBlocksDoNotComeBackExitsToBeReplaced) {
               "does not give its blocks back.*\"quarantined\":10,\"blocks\":12");
 }
 
-// Whose prompt it was learns that before.
 TEST(EngineLoopTest, ADeviceThatIsLostIsToldOnce) {
   StuckWorker worker(/*quarantine_us=*/3'600'000'000);
+  worker.executor().FailNextStep(absl::DataLossError("an error that stays"));
   DecodePeer peer(worker.peer(), worker.Dial());
-  const auto submit = [&](uint64_t job) {
+  for (uint64_t job = 1; job <= 3; ++job) {
     PrefillSubmit prompt = PrefillSubmitOf(MakeSubmit(job, RandomTokens(150, 1), 5));
     prompt.job = job;
     peer.Send(prompt);
-  };
-  for (uint64_t job = 1; job <= 2; ++job) {
-    worker.executor().FailNextStep(absl::DataLossError("an error that stays"));
-    submit(job);
     EXPECT_EQ(peer.Refusal().status, absl::AbortedError("a step failed: an error that stays"));
-    EXPECT_TRUE(Eventually([&] { return worker.times_failing() > 0; }));
+    EXPECT_TRUE(Eventually([&] { return worker.times_broken() > 0; }));
   }
-  submit(3);
-  EXPECT_TRUE(peer.Started()) << "a later turn of the loop than that of the second failure";
-  EXPECT_EQ(worker.times_failing(), 1);
+  // A turn of the loop after that of the second failure has refused the third.
+  EXPECT_EQ(worker.times_broken(), 1);
 }
 
 // A device whose copies take until they are let go.

@@ -15,7 +15,8 @@ namespace tandem {
 // Headers over gRPC, blocks over what stands in for NCCL.
 class NcclGrpcSide final : public GrpcSide {
  public:
-  explicit NcclGrpcSide(int32_t num_blocks) : GrpcSide(FleetSecret(), /*frame_bytes=*/0) {
+  explicit NcclGrpcSide(int32_t num_blocks)
+      : GrpcSide(FleetSecret(), NcclTransport::kMaxPayloadBytes, /*carries_blocks=*/false) {
     Open([&](std::unique_ptr<FrameCarrier> carrier) {
       return NcclTransport::Create(
           {.pool = {.base = FarMemory::Across(AllocatePool(num_blocks)),
