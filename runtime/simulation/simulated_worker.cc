@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/base/crc32c.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/simulation/virtual_network.h"
 #include "runtime/simulation/wire_ranges.h"
@@ -666,9 +667,8 @@ absl::Status SimulatedWorker::Audit() const {
     const uint32_t expected =
         world_->book()->ExpectedBlock(numerics_, kv_format_, shape_.block_tokens, cached.name);
     if (expected == 0 && life_->misdirected) continue;
-    uint32_t crc32c = 0;
-    TANDEM_RETURN_IF_ERROR(life_->executor->BlockChecksums({&cached.block, 1}, &crc32c));
-    if (crc32c != expected) {
+    const std::span<const uint8_t> bytes = life_->executor->BlockBytes(cached.block);
+    if (Crc32c(bytes.data(), bytes.size()) != expected) {
       return absl::InternalError(absl::StrFormat(
           "%s: cached block %d does not hold what its name says", process_.name, cached.block));
     }
