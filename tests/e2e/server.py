@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -28,11 +29,16 @@ given_ports = set()
 
 
 def free_port():
-    """A port that nobody has, and that was not given to a process that is still to bind it."""
+    """A port that nobody has, that was not given to a process that is still to bind it, and that the kernel gives to no
+    connection in between, nor to who listens anywhere."""
+    first_of_kernel = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
+        port = random.randrange(max(1024, first_of_kernel - 12_000), first_of_kernel)
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         if port not in given_ports:
             given_ports.add(port)
             return port
