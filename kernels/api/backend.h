@@ -126,7 +126,7 @@ struct GpuIdentity {
   std::string uuid;                // "GPU-1234abcd-...", as NVIDIA's tools write it.
   std::string pci_address;         // "0000:3b:00.0", as the kernel's log has it.
   std::string compute_capability;  // "9.0"
-  std::string newest_cuda;         // for its driver: "13.0"
+  std::string newest_cuda;         // "13.0": the newest that its driver can run.
   int64_t memory_bytes = 0;
 };
 

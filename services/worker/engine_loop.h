@@ -62,7 +62,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   WorkerLoad Load() const EXCLUDES(mu_);
   bool draining() const { return draining_.load(); }
   bool drained() const { return drained_.load(); }
-  bool is_broken() const { return broken_.load(); }  // As the engine is.
+  bool is_broken() const { return broken_.load(); }  // on_broken was called.
   int32_t step_tokens() const { return core_->engine().step_tokens(); }
   // By which peers wait for this worker.
   Renewals RenewalsDue() const { return core_->RenewalsDue(Load().since_progress_us); }

@@ -83,7 +83,8 @@ class Worker {
   void Drain();
   // Drained, and all has been written.
   bool Drained() const;
-  // No step succeeds any more (Engine::is_broken), so that it drains, to be replaced.
+  // No step succeeds any more (Engine::is_broken), or its device is lost: it drains, to be
+  // replaced.
   bool is_broken() const;
 
  private:

@@ -47,8 +47,9 @@ std::vector<std::byte> Pack(std::span<const FrameHeader> headers) {
 
 class FollowingHeaders final : public FramePayload {
  public:
+  // A vector that moves leaves its bytes where they are.
   explicit FollowingHeaders(std::vector<std::byte> packed)
-      : FramePayload(packed), packed_(std::move(packed)) {}  // It stays where it is.
+      : FramePayload(packed), packed_(std::move(packed)) {}
 
  private:
   const std::vector<std::byte> packed_;
