@@ -80,7 +80,6 @@ class GrpcFrameCarrier::Receiving final
   Receiving(const GrpcFrameOptions& options, const std::string& target, const std::string& token,
             std::shared_ptr<FrameTarget> to)
       : to_(std::move(to)),
-        carries_blocks_(options.carries_blocks),
         channel_(DialKv(target, options.payload_bytes, options.liveness_scale, options.tls)),
         stub_(channel_),
         proof_(&options.secret, channel_, target, kFramesMethod, &context_) {
@@ -132,13 +131,11 @@ class GrpcFrameCarrier::Receiving final
     for (const grpc::Slice& slice : slices) {
       pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
     }
-    const absl::StatusOr<FrameView> frame =
-        carries_blocks_ ? DecodeFrame(pieces) : DecodeHeaders(pieces);
+    const absl::StatusOr<FrameView> frame = DecodeFrame(pieces);
     return frame.ok() ? to_->OnFrame(frame->header, frame->payload) : frame.status();
   }
 
   std::shared_ptr<FrameTarget> to_;  // Until OnDone.
-  const bool carries_blocks_;
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;

@@ -17,8 +17,6 @@ namespace tandem {
 
 struct GrpcFrameOptions {
   int64_t payload_bytes = 0;  // of a frame, at most
-  // A payload is a block, as long as its header says. Else blocks go elsewhere.
-  bool carries_blocks = true;
   double liveness_scale = 1;
   FleetDoor* door = nullptr;  // Outlives the carrier.
   FleetSecret secret;

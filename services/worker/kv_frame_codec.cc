@@ -1,7 +1,6 @@
 #include "services/worker/kv_frame_codec.h"
 
 #include "absl/strings/str_format.h"
-#include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_wire.h"
 
 namespace tandem {
@@ -60,28 +59,6 @@ class PieceReader {
   size_t offset_ = 0;
 };
 
-// What has the form of a frame, and as much payload as it says.
-absl::StatusOr<FrameView> Decode(const std::vector<std::string_view>& pieces,
-                                 size_t* payload_bytes) {
-  PieceReader reader(pieces);
-  uint8_t tag = 0;
-  uint8_t header[kFrameHeaderBytes];
-  uint64_t length = 0;
-  if (!reader.Byte(&tag) || tag != kHeaderTag || !reader.Varint(&length) ||
-      length != kFrameHeaderBytes || !reader.Bytes(header, kFrameHeaderBytes) ||
-      !reader.Byte(&tag) || tag != kPayloadTag || !reader.Varint(&length)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("frame: not a header of %d bytes and a payload", kFrameHeaderBytes));
-  }
-  FrameView view{.header = UnpackFrameHeader(header)};
-  view.payload = reader.Rest(payload_bytes);
-  if (*payload_bytes != length) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("frame: %d bytes of payload, its length says %d", *payload_bytes, length));
-  }
-  return view;
-}
-
 }  // namespace
 
 std::string EncodeFramePrefix(const FrameHeader& header, uint32_t payload_bytes) {
@@ -102,16 +79,24 @@ std::string EncodeFramePrefix(const FrameHeader& header, uint32_t payload_bytes)
 }
 
 absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& pieces) {
+  PieceReader reader(pieces);
+  uint8_t tag = 0;
+  uint8_t header[kFrameHeaderBytes];
+  uint64_t length = 0;
+  if (!reader.Byte(&tag) || tag != kHeaderTag || !reader.Varint(&length) ||
+      length != kFrameHeaderBytes || !reader.Bytes(header, kFrameHeaderBytes) ||
+      !reader.Byte(&tag) || tag != kPayloadTag || !reader.Varint(&length)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: not a header of %d bytes and a payload", kFrameHeaderBytes));
+  }
+  FrameView view{.header = UnpackFrameHeader(header)};
   size_t payload_bytes = 0;
-  TANDEM_ASSIGN_OR_RETURN(FrameView view, Decode(pieces, &payload_bytes));
-  if (payload_bytes == view.header.length_bytes) return view;
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "frame: %d bytes of payload, its header says %d", payload_bytes, view.header.length_bytes));
-}
-
-absl::StatusOr<FrameView> DecodeHeaders(const std::vector<std::string_view>& pieces) {
-  size_t payload_bytes = 0;
-  return Decode(pieces, &payload_bytes);
+  view.payload = reader.Rest(&payload_bytes);
+  if (payload_bytes != length) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: %d bytes of payload, its length says %d", payload_bytes, length));
+  }
+  return view;
 }
 
 }  // namespace tandem

@@ -22,10 +22,9 @@ struct FrameView {
 };
 
 // A message that arrived in `pieces`. InvalidArgument unless it is field 1 of kFrameHeaderBytes and
-// then field 2, whose length is that in the header and reaches exactly to the end.
+// then field 2, which reaches exactly to the end. What the header says of the payload is the
+// transport's to check.
 absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& pieces);
-// The same of a frame that carries no block: its payload may have any length.
-absl::StatusOr<FrameView> DecodeHeaders(const std::vector<std::string_view>& pieces);
 
 }  // namespace tandem
 

@@ -155,7 +155,6 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   }
   auto carrier = std::make_unique<GrpcFrameCarrier>(GrpcFrameOptions{
       .payload_bytes = nccl ? NcclTransport::kMaxPayloadBytes : config.engine.kv.block_bytes,
-      .carries_blocks = !nccl,
       .liveness_scale = config.liveness_scale,
       .door = door_.get(),
       .secret = secret_,

@@ -76,7 +76,8 @@ class FrameServer {
 class FrameTarget {
  public:
   virtual ~FrameTarget() = default;
-  // `payload` is the whole of it, in pieces, good for this call. Not OK: the stream is to end.
+  // `payload` is the whole of it, in pieces, good for this call, and perhaps not as long as the
+  // header says. Not OK: the stream is to end.
   virtual absl::Status OnFrame(const FrameHeader& header,
                                std::span<const std::string_view> payload) = 0;
   // Last, with what to tell the engine.

@@ -202,6 +202,7 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
     MutexLock lock(&mu_);
     if (closed_) return absl::CancelledError("closed");
     TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(header));
+    TANDEM_RETURN_IF_ERROR(CheckLength(header, payload));
     if (IsProbe(header)) {
       CopyAndSum(payload, scratch_.data());
       probe_.Count(header);
@@ -222,6 +223,15 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
     const StagingBuffers::Buffer copy = transport_->staging_->Take();
     CopyAndSum(payload, copy.data());
     return pool.copier->Upload(block, copy.data(), scratch_.size());
+  }
+
+  static absl::Status CheckLength(const FrameHeader& header,
+                                  std::span<const std::string_view> payload) {
+    size_t size_bytes = 0;
+    for (const std::string_view part : payload) size_bytes += part.size();
+    if (size_bytes == header.length_bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "frame: %d bytes of payload, its header says %d", size_bytes, header.length_bytes));
   }
 
   static uint32_t CopyAndSum(std::span<const std::string_view> payload, std::byte* out) {

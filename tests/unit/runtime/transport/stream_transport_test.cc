@@ -154,6 +154,31 @@ TEST_F(StreamTransportTest, AFrameThatComesAfterItsLinkWasClosedHasNoPlace) {
   carrier_->dialled.reset();
 }
 
+TEST_F(StreamTransportTest, APayloadThatIsShorterOrLongerThanABlockIsRefusedAndTouchesNone) {
+  const Reservation reservation = side_.receiver.Open(kJob, 0, Range(0, 2));
+  auto inbound = *side_.transport->OpenInbound("sender", "target", side_.OnLost());
+  inbound->Attach(inbound->address());
+  const KvPool& pool = side_.transport->pool();
+  const FrameHeader block = HeaderFor(pool, 0, reservation, 0);
+  FrameHeader probe = block;
+  probe.reservation = {};
+  ASSERT_TRUE(IsProbe(probe));
+  const std::string before(reinterpret_cast<const char*>(pool.base), 2 * kBlockBytes);
+  const std::string payload(kBlockBytes + 1, 'x');
+  const std::string_view bytes = payload;
+  for (const FrameHeader& header : {block, probe}) {
+    for (const std::vector<std::string_view>& parts : std::vector<std::vector<std::string_view>>{
+             {}, {bytes.substr(2)}, {bytes}, {bytes.substr(1), bytes.substr(0, 1)}}) {
+      const absl::Status status = carrier_->dialled->OnFrame(header, parts);
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    }
+  }
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(pool.base), 2 * kBlockBytes), before);
+  EXPECT_TRUE(side_.recorder.received().empty());
+  inbound.reset();
+  carrier_->dialled.reset();
+}
+
 TEST_F(StreamTransportTest, ATokenIsGoodForOneStream) {
   HandStream second_stream, stranger_stream;
   const auto source = server_->Accept(&stream_);

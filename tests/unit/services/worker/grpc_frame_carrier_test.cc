@@ -16,7 +16,7 @@ namespace tandem {
 class NcclGrpcSide final : public GrpcSide {
  public:
   explicit NcclGrpcSide(int32_t num_blocks)
-      : GrpcSide(FleetSecret(), NcclTransport::kMaxPayloadBytes, /*carries_blocks=*/false) {
+      : GrpcSide(FleetSecret(), NcclTransport::kMaxPayloadBytes) {
     Open([&](std::unique_ptr<FrameCarrier> carrier) {
       return NcclTransport::Create(
           {.pool = {.base = FarMemory::Across(AllocatePool(num_blocks)),

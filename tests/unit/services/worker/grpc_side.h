@@ -23,7 +23,7 @@ namespace tandem {
 class GrpcSide : public Side {
  public:
   explicit GrpcSide(int32_t num_blocks, const FleetSecret& secret = {})
-      : GrpcSide(secret, kBlockBytes, /*carries_blocks=*/true) {
+      : GrpcSide(secret, kBlockBytes) {
     Open([&](std::unique_ptr<FrameCarrier> carrier) {
       return StreamTransport::Create({.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}},
                                      std::move(carrier), &receiver, &recorder);
@@ -33,11 +33,8 @@ class GrpcSide : public Side {
 
  protected:
   // As GrpcFrameOptions.
-  GrpcSide(const FleetSecret& secret, int64_t payload_bytes, bool carries_blocks)
-      : door_(secret),
-        secret_(secret),
-        payload_bytes_(payload_bytes),
-        carries_blocks_(carries_blocks) {}
+  GrpcSide(const FleetSecret& secret, int64_t payload_bytes)
+      : door_(secret), secret_(secret), payload_bytes_(payload_bytes) {}
 
   // `create` makes the transport over a carrier, or says why not.
   template <typename Create>
@@ -48,7 +45,6 @@ class GrpcSide : public Side {
     }();
     auto carrier =
         std::make_unique<GrpcFrameCarrier>(GrpcFrameOptions{.payload_bytes = payload_bytes_,
-                                                            .carries_blocks = carries_blocks_,
                                                             .liveness_scale = kLivenessScale,
                                                             .door = &door_,
                                                             .secret = secret_});
@@ -81,7 +77,6 @@ class GrpcSide : public Side {
   TestDoor door_;
   const FleetSecret secret_;
   const int64_t payload_bytes_;
-  const bool carries_blocks_;
   std::unique_ptr<grpc::Server> server_;
 };
 
