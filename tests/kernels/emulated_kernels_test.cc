@@ -436,8 +436,11 @@ TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
 // A machine with a GPU, by the files that show one, whose driver does not work.
 class BrokenDriverTest : public NarrowedTest {
  protected:
-  BrokenDriverTest() { Set(std::nullopt); }
-  ~BrokenDriverTest() override { emulated::FailCall(0, cudaSuccess); }
+  BrokenDriverTest() {
+    Set(std::nullopt);
+    emulated::SetDriver(0);
+  }
+  ~BrokenDriverTest() override { emulated::SetDriver(CUDART_VERSION); }
 
   void AddPciDevice(const std::string& address, const char* vendor, const char* class_code) {
     const std::string device = "sys/bus/pci/devices/" + address;
@@ -451,8 +454,6 @@ class BrokenDriverTest : public NarrowedTest {
   }
   // The backend's name, or why there is none.
   std::string Auto(const std::string& isa = "auto") const {
-    emulated::FailCall(2,
-                       cudaErrorUnknown);  // cudaGetDeviceProperties, behind the driver's version
     const auto backend = CreateBackend({.device = "auto", .isa = isa, .root = root_.path() + "/"});
     if (backend.ok()) return (*backend)->name();
     EXPECT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
@@ -469,16 +470,20 @@ TEST_F(BrokenDriverTest, AutoIsTheCpuWhereThereIsNoGpu) {
   AddPciDevice("0000:02:00.0", "0x10de\n", "0x068000\n");  // A switch.
   AddPciDevice("0000:03:00.1", "0x10de\n", "0x040300\n");  // Sound.
   EXPECT_EQ(Auto(), "cpu");
-  emulated::FailCall(0, cudaSuccess);
+  emulated::SetDriver(CUDART_VERSION);
   EXPECT_EQ((*CreateBackend({.device = "auto"}))->name(), "cuda") << "what works needs no files";
 }
 
 TEST_F(BrokenDriverTest, AutoIsNotTheCpuWhereAGpuCannotBeUsed) {
   AddPciDevice("0000:3b:00.0", "0x10de\n", "0x030200\n");
   EXPECT_EQ(Auto(),
-            "no GPU can be used: unknown error (the driver is for CUDA 13.0; this build needs one "
-            "for CUDA 13.0); but this machine has one (PCI device 0000:3b:00.0): repair it or its "
-            "driver, let this process have it, or choose --device cpu");
+            "no GPU can be used: CUDA driver version is insufficient for CUDA runtime version (no "
+            "driver is installed; this build needs one for CUDA 13.0); but this machine has one "
+            "(PCI device 0000:3b:00.0): repair it or its driver, let this process have it, or "
+            "choose --device cpu");
+  emulated::SetDriver(12080);
+  EXPECT_THAT(Auto(), testing::HasSubstr("(the driver is for CUDA 12.8; this build needs one for "
+                                         "CUDA 13.0)"));
   EXPECT_EQ(Auto("generic"), "cpu");
   Set("7");  // There are not so many.
   EXPECT_THAT(Auto(), testing::HasSubstr("0000:3b:00.0"));

@@ -20,6 +20,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorECCUncorrectable = 214,
@@ -72,7 +73,7 @@ using cudaGraphExec_t = struct CUgraphExec_st*;
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 
-// It says 13.0.
+// What SetDriver has said; before, it is as new as CUDA.
 cudaError_t cudaDriverGetVersion(int* version);
 
 // The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now, by numbers
@@ -120,6 +121,10 @@ size_t TakeDownloadedBytes();
 
 // What was made and not yet given back: pieces of memory, streams, events, graphs.
 int64_t NumObjects();
+
+// The machine's driver is for `cuda`, as CUDART_VERSION is written; 0: it has none. Without one, or
+// with an older one than CUDA, no GPU is seen.
+void SetDriver(int cuda);
 
 // From now on what is enqueued on any stream, if it has not begun, begins no more before this says
 // so: a kernel that hangs. Signal handlers may set it.

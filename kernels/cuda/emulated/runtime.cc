@@ -41,6 +41,7 @@ std::atomic<int> calls_to_failure{0};
 std::atomic<cudaError_t> failure{cudaSuccess};
 std::atomic<const char*> failed_call{nullptr};
 std::atomic<size_t> downloaded_bytes{0};
+std::atomic<int> driver{CUDART_VERSION};
 std::atomic<bool> hanging{false};
 std::atomic<bool> broken{false};
 std::atomic<int64_t> num_objects{0};  // But memory.
@@ -155,6 +156,8 @@ int64_t NumObjects() {
   return num_objects + static_cast<int64_t>(Mappings().size());
 }
 
+void SetDriver(int cuda) { driver = cuda; }
+
 void Hang(bool hangs) {
   hanging = hangs;
   if (!hangs) hanging.notify_all();
@@ -185,6 +188,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation:
       return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice:
       return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice:
@@ -206,6 +211,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid argument";
     case cudaErrorMemoryAllocation:
       return "out of memory";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice:
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
@@ -221,16 +228,18 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaDriverGetVersion(int* version) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
-  *version = 13000;
+  *version = tandem::emulated::driver;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  if (tandem::emulated::driver < CUDART_VERSION) return cudaErrorInsufficientDriver;
   *count = static_cast<int>(tandem::emulated::SeenGpus().size());
   return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  if (tandem::emulated::driver < CUDART_VERSION) return cudaErrorInsufficientDriver;
   const std::vector<int> seen = tandem::emulated::SeenGpus();
   if (index >= static_cast<int>(seen.size())) {
     return seen.empty() ? cudaErrorNoDevice : cudaErrorInvalidDevice;
