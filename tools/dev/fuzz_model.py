@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compares random tiny checkpoints of every family with Transformers.
 
-usage: fuzz_model.py CHECK_GOLDENS OUT_DIR [--count N] [--seed N] [--isa NAME] [--family NAME]
+usage: fuzz_model.py CHECK_GOLDENS OUT_DIR [--count N] [--seed N] [--device NAME] [--isa NAME] [--family NAME]
 
 CHECK_GOLDENS is the program of that name in build/release/tests. Each checkpoint has a random shape,
 rope (in old or new keys), biases, windows, number formats, shards and habits of old files; some ask for
 what is not supported. Every one must give Transformers' F32 logits within 1e-3 of a row's largest and its
 greedy tokens, or be refused with a message that names a field. Those that do not are kept in OUT_DIR
-and listed; the exit status is their number. Needs torch, transformers and safetensors.
+and listed; the exit status is their number. NAME of a device is cpu, emulated (a GPU that is none) or cuda:N.
+Needs torch, transformers and safetensors.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import usage
 
 if __name__ == "__main__":
-    usage.read(__doc__, ["--count", "--family", "--isa", "--seed"], most=7)  # Without torch, too.
+    usage.read(__doc__, ["--count", "--device", "--family", "--isa", "--seed"], most=7)  # Without torch, too.
 
 import torch
 import transformers
@@ -307,6 +308,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--family", choices=FAMILIES)
     args = parser.parse_args()
@@ -324,7 +326,7 @@ def main():
             print(f"{seed}: not made: {type(error).__name__}: {str(error)[:150]}", flush=True)
             shutil.rmtree(folder)
             continue
-        run = subprocess.run([args.check_goldens, args.isa, folder], capture_output=True, text=True)
+        run = subprocess.run([args.check_goldens, args.device, args.isa, folder], capture_output=True, text=True)
         _, verdict, detail = (run.stdout.split(" ", 2) + ["", "died", str(run.returncode)])[:3]
         complaint = judge(verdict, detail) if verdict in counts else f"the program died: {run.stderr}"
         counts[verdict] = counts.get(verdict, 0) + 1

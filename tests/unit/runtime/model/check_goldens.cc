@@ -1,17 +1,19 @@
 // Compares checkpoints with their goldens, a line each: for tools/dev/fuzz_model.py.
 //
-//   check_goldens ISA FOLDER...
+//   check_goldens DEVICE ISA FOLDER...
+//
+// DEVICE is one of tests/support/test_backend.h's.
 
 #include <cstdio>
 #include <string>
 #include <utility>
 
-#include "kernels/create_backend.h"
+#include "tests/support/test_backend.h"
 #include "tests/unit/runtime/model/model_golden.h"
 
 int main(int argc, char** argv) {
-  for (int i = 2; i < argc; ++i) {
-    auto backend = tandem::CreateBackend({.isa = argv[1]});
+  for (int i = 3; i < argc; ++i) {
+    auto backend = tandem::CreateTestBackend({.device = argv[1], .isa = argv[2]});
     if (!backend.ok()) {
       std::fprintf(stderr, "%s\n", std::string(backend.status().message()).c_str());
       return 2;
