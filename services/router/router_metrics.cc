@@ -103,10 +103,10 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
     for (size_t state = 0; state < kNumWorkerStates; ++state) {
       workers_[role][state] = &registry->Gauge(
           "tandem_workers",
-          "Workers of this router, by role and state: healthy, draining, failing (a step failed, "
-          "it "
-          "rests), lost (silent, without progress or without a Watch, for as long as --workers or "
-          "the DNS name has its address, and else for a minute).",
+          "Workers of this router, by role and state: healthy, draining (and, for a minute, those "
+          "that have left since), failing (a step failed, it rests), lost (silent, without "
+          "progress or without a Watch, for as long as --workers or the DNS name has its address, "
+          "and else for a minute).",
           {{"role", std::string(WorkerRoleName(static_cast<WorkerRole>(role)))},
            {"state", kWorkerStates[state]}});
     }

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import json
 import math
 import re
 import subprocess
@@ -76,6 +77,20 @@ def test_promtool_finds_every_alert_right():
     tested = "\n".join(path.read_text() for path in (ROOT / "deploy/prometheus/tests").glob("*.yaml"))
     for name in re.findall(r"alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yaml").read_text()):
         assert re.search(rf"alertname: {name}\n\s+exp_alerts:", tested), f"no test in which {name} fires"
+
+
+def test_a_panel_tells_workers_with_cuda_from_those_without(tmp_path):
+    query, = (query for _, panel, query in queries() if panel == "Processes by version and CUDA")
+    processes = [("router", "0.1.0", ""), ("a", "0.1.0", ""), ("b", "0.1.0", "13.0 for sm_90a"), ("c", "0.2.0", "13.0 for sm_90a")]
+    (tmp_path / "test.yaml").write_text(json.dumps({"tests": [{
+        "input_series": [{"series": f'tandem_build_info{{worker="{worker}",version="{version}",cuda="{cuda}"}}', "values": "1"}
+                         for worker, version, cuda in processes],
+        "promql_expr_test": [{"expr": query, "eval_time": "0s", "exp_samples": [
+            {"labels": '{version="0.1.0",cuda="none"}', "value": 2},
+            {"labels": '{version="0.1.0",cuda="13.0 for sm_90a"}', "value": 1},
+            {"labels": '{version="0.2.0",cuda="13.0 for sm_90a"}', "value": 1}]}]}]}))
+    ended = subprocess.run(["promtool", "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_dashboards_are_what_their_tool_writes():

@@ -3,6 +3,17 @@
 None removes a key.
 """
 
+
+def on_gpus(pool, limits=None, **changes):
+    """A pool on GPUs, as it should be but for the changes, and for limits beside memory."""
+    return {f"pools/{pool}": {
+        "role": pool, "transport": "grpc", "kvMemoryPercent": 0, "config": {"device": "cuda", "isa": "auto"},
+        "resources": {"limits": {"memory": "64Gi", **({"nvidia.com/gpu": 1} if limits is None else limits)}}, **changes}}
+
+
+# What all pools of a GPU and its neighbours have.
+GRPC = {"workers/transport": "grpc"}
+
 REFUSED = [
     # By values.schema.json.
     ("a misspelt key", {"networkPolcy": {}}, "networkPolcy"),
@@ -49,13 +60,42 @@ REFUSED = [
     ("two models", {"model/hostPath": "/models"}, "there are 2"),
     ("a folder of no claim", {"model/existingClaim": None, "model/hostPath": "/models"}, "model.subPath is of existingClaim"),
     *[(f"prompts of another {term}", {f"pools/prefill/{path}": value},
-       f"pools.prefill: nobody who decodes could take its blocks: decode has another {term}; decode-long has another {term}")
-      for term, path, value in (
-          ("transport", "transport", "grpc"), ("dtype", "config", {"dtype": "f32"}), ("isa", "config", {"isa": "generic"}),
-          ("weights", "config", {"weights": "int8"}), ("kv-dtype", "config", {"kv-dtype": "int8"}),
-          ("output-weights", "config", {"output-weights": "dtype"}),
-          ("int8-outliers", "config", {"int8-outliers": 6}),
-          ("block-size", "config", {"block-size": 16}), ("load-format", "config", {"load-format": "dummy"}))],
+       f"pools.prefill: nobody who decodes could take its blocks: decode has another {term} ({differ}); "
+       f"decode-long has another {term} ({differ})")
+      for term, path, value, differ in (
+          ("transport", "transport", "grpc", "ucx, not grpc"), ("dtype", "config", {"dtype": "f32"}, "bf16, not f32"),
+          ("isa", "config", {"isa": "generic"}, "fma, not generic"),
+          ("weights", "config", {"weights": "int8"}, "auto, not int8"),
+          ("kv-dtype", "config", {"kv-dtype": "int8"}, "auto, not int8"),
+          ("output-weights", "config", {"output-weights": "dtype"}, "auto, not dtype"),
+          ("int8-outliers", "config", {"int8-outliers": 6}, "0, not 6"),
+          ("block-size", "config", {"block-size": 16}, "32, not 16"),
+          ("load-format", "config", {"load-format": "dummy"}, "auto, not dummy"))],
+    ("prompts that the tensor cores compute for CPUs",
+     {**GRPC, **on_gpus("prefill"), "workers/config/isa": "auto"}, "decode has another isa (fma or generic, not tensor)"),
+    ("blocks that a GPU's ucx sends to one of a CPU",
+     on_gpus("prefill", transport="ucx", config={"device": "cuda", "isa": "fma"}),
+     "decode has another transport (ucx, not ucx of GPUs)"),
+    *[(f"a GPU for a pool of {f'device {device}' if device else 'no device'}",
+       {**GRPC, **on_gpus("decode", config={"device": device} if device else {})},
+       f"pools.decode: resources.limits has nvidia.com.gpu of 1, but config.device is {device or 'auto'}")
+      for device in ("", "auto", "cpu")],
+    ("a slice of a GPU for a pool on the CPU", {**GRPC, **on_gpus("decode", {"nvidia.com/mig-1g.10gb": 1}, config={})},
+     "pools.decode: resources.limits has nvidia.com.mig-1g.10gb of 1, but config.device is auto"),
+    *[(f"{device} with {limits or 'nothing'} for a GPU", {**GRPC, **on_gpus("decode", limits, config={"device": device})},
+       f"pools.decode: config.device is {device}, but resources.limits has no GPU")
+      for device, limits in (("cuda", {}), ("cuda:1", {}), ("cuda", {"nvidia.com/gpu": 0}), ("cuda", {"nvidia.com/hostdev": 1}))],
+    ("all GPUs of a node for one worker", {**GRPC, **on_gpus("decode", {"nvidia.com/gpu": "8"})},
+     "pools.decode: resources.limits has nvidia.com.gpu of 8, but a worker computes on one GPU"),
+    ("a share of the pod's memory for KV in a GPU", {**GRPC, **on_gpus("decode", kvMemoryPercent=40)},
+     "pools.decode: kvMemoryPercent of 40 is of the pod's memory, but config.device is cuda"),
+    ("a CPU's isa on a GPU", {**GRPC, **on_gpus("decode", config={"device": "cuda"})},
+     "pools.decode: config.isa of avx512bf16 is the CPU's, but config.device is cuda"),
+    *[(f"{isa} without a GPU", {"pools/decode/config": {"isa": isa}},
+       f"pools.decode: config.isa of {isa} is of GPUs, but config.device is auto") for isa in ("tensor", "mma", "fma")],
+    ("outliers on a GPU",
+     {**GRPC, **on_gpus("decode", config={"device": "cuda", "isa": "fma", "weights": "int8", "int8-outliers": 6})},
+     "pools.decode: config.int8-outliers of 6 is for CPUs, but config.device is cuda"),
     ("nobody decodes", {"pools": {"prefill": {"role": "prefill"}}}, "none has the role decode or hybrid"),
     ("a pool without a limit of memory", {"pools/decode/resources": {"requests": {"cpu": 1}}},
      "pools.decode: resources.limits.memory is missing"),
@@ -109,6 +149,11 @@ REFUSED = [
 TAKEN = [
     ("prompts of another isa of the same class", {"pools/prefill/config": {"isa": "avx2"}}),
     ("prompts of whatever a machine and a checkpoint have", {"pools/prefill/config": {"isa": "auto", "dtype": "auto"}}),
+    ("prompts that a GPU computes for CPUs, in their class",
+     {**GRPC, **on_gpus("prefill", config={"device": "cuda", "isa": "fma"})}),
+    ("blocks of tensor cores with wgmma and without",
+     {**on_gpus("prefill", config={"device": "cuda", "isa": "mma"}), **on_gpus("decode", {"nvidia.com/gpu.shared": "1"}), **GRPC}),
+    ("RDMA of NVIDIA's for a pool on the CPU", {"pools/decode/resources": {"limits": {"memory": "256Gi", "nvidia.com/hostdev": 2}}}),
     ("prompts for one pool of two", {"pools/decode/config": {"block-size": 16}}),
     ("as much asked for as allowed", {"router/resources": {"requests": {"cpu": "0.5", "memory": "1024Mi"},
                                                            "limits": {"cpu": "500m", "memory": "1Gi"}}}),

@@ -125,6 +125,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
       std::chrono::seconds(std::min(options.clients.drain_seconds, kWorkerDrainSeconds));
   std::vector<std::string> addresses;
   const WorkerGpus gpus = GpusOf(options);
+  if (const std::string summary = gpus.Summary(); !summary.empty()) LogInfo(summary);
   const std::pair<const char*, int32_t> roles[] = {
       {"prefill", options.prefill}, {"decode", options.decode}, {"hybrid", options.hybrid}};
   for (const auto& [role, count] : roles) {

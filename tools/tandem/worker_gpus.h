@@ -3,10 +3,13 @@
 #ifndef TANDEM_TOOLS_TANDEM_WORKER_GPUS_H_
 #define TANDEM_TOOLS_TANDEM_WORKER_GPUS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "absl/strings/str_format.h"
 
 namespace tandem {
 
@@ -26,6 +29,16 @@ struct WorkerGpus {
     if (!dealt()) return num_workers;
     const int32_t gpu = worker % num_gpus();
     return num_workers / num_gpus() + (gpu < num_workers % num_gpus() ? 1 : 0);
+  }
+  // Who has a machine with eight finds two at work, and is told why. Empty: nobody chose among
+  // GPUs.
+  std::string Summary() const {
+    if (gpus.empty()) return "";
+    const int32_t used = std::min(num_workers, num_gpus());
+    return absl::StrFormat("GPUs used: %d of %d, workers: %d%s", used, num_gpus(), num_workers,
+                           used < num_gpus() ? "; each computes on one GPU, and --prefill, "
+                                               "--decode and --hybrid say how many there are"
+                                             : "");
   }
 
  private:

@@ -29,5 +29,21 @@ TEST(WorkerGpusTest, OneDeviceIsSharedByAll) {
   }
 }
 
+TEST(WorkerGpusTest, WhoLeavesGpusIdleIsToldWhatUsesThem) {
+  const auto summary = [](int32_t num_workers, size_t num_gpus) {
+    return WorkerGpus{.device = "auto",
+                      .num_workers = num_workers,
+                      .gpus = std::vector<std::string>(num_gpus, "cuda:GPU-a")}
+        .Summary();
+  };
+  EXPECT_EQ(summary(2, 8),
+            "GPUs used: 2 of 8, workers: 2; each computes on one GPU, and --prefill, --decode and "
+            "--hybrid say how many there are");
+  EXPECT_EQ(summary(8, 8), "GPUs used: 8 of 8, workers: 8");
+  EXPECT_EQ(summary(3, 2), "GPUs used: 2 of 2, workers: 3");
+  EXPECT_EQ(summary(2, 1), "GPUs used: 1 of 1, workers: 2");
+  EXPECT_EQ(summary(2, 0), "");
+}
+
 }  // namespace
 }  // namespace tandem

@@ -25,6 +25,7 @@
 {{- $tokens := get $pool.config "max-batched-tokens" | int -}}
 {{- if and $tokens (le $tokens $sequences) }}{{ fail (printf "pools.%s.config: max-batched-tokens of %d must be more than max-num-seqs of %d" $name $tokens $sequences) }}{{ end -}}
 {{- with $pool.rollout }}{{ if and (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) }}{{ fail (printf "pools.%s.rollout: maxSurge and maxUnavailable are both 0, so nothing could be replaced" $name) }}{{ end }}{{ end -}}
+{{- include "tandem.checkDevice" (dict "name" (printf "pools.%s" $name) "pool" $pool) -}}
 {{- include "tandem.checkMemory" (dict "name" (printf "pools.%s" $name) "spec" $pool) -}}
 {{- include "tandem.checkResources" (dict "name" (printf "pools.%s" $name) "resources" $pool.resources) -}}
 {{- include "tandem.checkScaling" (dict "name" (printf "pools.%s" $name) "autoscaling" $pool.autoscaling) -}}
@@ -64,7 +65,9 @@
 {{- $differ := list -}}
 {{- range $term, $ours := include "tandem.terms" $prefill | fromYaml -}}
 {{- $theirs := get (include "tandem.terms" $decode | fromYaml) $term -}}
-{{- if not (or (eq $ours $theirs) (has "any" (list $ours $theirs))) }}{{ $differ = append $differ $term }}{{ end -}}
+{{- $common := false -}}
+{{- range splitList " or " $ours }}{{ if has . (splitList " or " $theirs) }}{{ $common = true }}{{ end }}{{ end -}}
+{{- if not $common }}{{ $differ = append $differ (printf "%s (%s, not %s)" $term $theirs $ours) }}{{ end -}}
 {{- end -}}
 {{- if $differ }}{{ $complaints = append $complaints (printf "%s has another %s" $other (join ", " $differ)) }}{{ else }}{{ $paired = true }}{{ end -}}
 {{- end -}}
@@ -73,18 +76,50 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What two pools must have in common to exchange blocks (docs/numerics.md has the classes of isa); any: each machine
-or checkpoint has its own. */}}
+{{/* What two pools must have in common to exchange blocks (docs/numerics.md has the classes of isa); one of several
+where each machine or checkpoint has its own. */}}
 {{- define "tandem.terms" -}}
-transport: {{ .transport }}
+{{- $gpu := include "tandem.onGpu" . -}}
+{{- $isas := dict "auto" (ternary "tensor" "fma or generic" (ne $gpu "")) "generic" "generic" "amx" "amx" "tensor" "tensor" "mma" "tensor" -}}
+transport: {{ ternary "ucx of GPUs" .transport (and (ne $gpu "") (eq .transport "ucx")) }}
 block-size: {{ get .config "block-size" | default 16 | toString | quote }}
 load-format: {{ get .config "load-format" | default "auto" }}
-dtype: {{ get .config "dtype" | default "auto" | replace "auto" "any" }}
+dtype: {{ get .config "dtype" | default "auto" | replace "auto" "f32 or bf16" }}
 weights: {{ get .config "weights" | default "auto" }}
 output-weights: {{ get .config "output-weights" | default "auto" }}
 int8-outliers: {{ get .config "int8-outliers" | default 0 | toString | quote }}
 kv-dtype: {{ get .config "kv-dtype" | default "auto" }}
-isa: {{ get (dict "auto" "any" "generic" "generic" "amx" "amx" "tensor" "tensor" "mma" "tensor") (get .config "isa" | default "auto") | default "fma" }}
+isa: {{ get $isas (get .config "isa" | default "auto") | default "fma" }}
+{{- end -}}
+
+{{/* Whether a pool computes on GPUs: without one in resources, auto finds none. */}}
+{{- define "tandem.onGpu" -}}
+{{- if hasPrefix "cuda" (get .config "device" | default "auto") }}true{{ end -}}
+{{- end -}}
+
+{{/* For {name, pool}: who has a GPU says cuda, as with auto the CPU's image would leave it idle; and what a GPU's
+worker would refuse, or take for another than was meant. */}}
+{{- define "tandem.checkDevice" -}}
+{{- $config := .pool.config -}}
+{{- $device := get $config "device" | default "auto" -}}
+{{- $isa := get $config "isa" | default "auto" -}}
+{{- $ofGpus := has $isa (list "tensor" "mma" "fma") -}}
+{{- $onGpu := include "tandem.onGpu" .pool -}}
+{{- $found := false -}}
+{{- range $resource, $number := .pool.resources.limits -}}
+{{- if and (regexMatch "^nvidia.com/(gpu|mig-)" $resource) (ne (toString $number) "0") -}}
+{{- $found = true -}}
+{{- if not $onGpu }}{{ fail (printf "%s: resources.limits has %s of %v, but config.device is %s, and cuda alone never leaves it idle; set config.device to cuda, or take %s out" $.name $resource $number $device $resource) }}{{ end -}}
+{{- if ne (toString $number) "1" }}{{ fail (printf "%s: resources.limits has %s of %v, but a worker computes on one GPU; set it to 1, and replicas to the number of GPUs" $.name $resource $number) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $onGpu (not $found) }}{{ fail (printf "%s: config.device is %s, but resources.limits has no GPU; set resources.limits.nvidia.com/gpu to 1, or config.device to cpu" .name $device) }}{{ end -}}
+{{- if and $ofGpus (not $onGpu) }}{{ fail (printf "%s: config.isa of %s is of GPUs, but config.device is %s; set config.device to cuda, or config.isa to auto" .name $isa $device) }}{{ end -}}
+{{- if $onGpu -}}
+{{- if not (or $ofGpus (eq $isa "auto")) }}{{ fail (printf "%s: config.isa of %s is the CPU's, but config.device is %s; set config.isa to auto, tensor, mma or fma" .name $isa $device) }}{{ end -}}
+{{- if .pool.kvMemoryPercent }}{{ fail (printf "%s: kvMemoryPercent of %d is of the pod's memory, but config.device is %s, whose KV is in the GPU's; set kvMemoryPercent to 0, and config.gpu-memory-utilization to what the worker may take of the GPU" .name (int .pool.kvMemoryPercent) $device) }}{{ end -}}
+{{- with get $config "int8-outliers" }}{{ fail (printf "%s: config.int8-outliers of %v is for CPUs, but config.device is %s; set config.int8-outliers to 0" $.name . $device) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "tandem.checkMemory" -}}
