@@ -25,10 +25,11 @@ enum class WeightType : uint8_t {
   kBF16,
   kInt8,  // W8A8: a scale an output; inputs are made 8 bits too, a scale a row (docs/numerics.md)
   kInt4,  // W4A8: a scale and a zero a group of inputs (LinearSpec::group); inputs as with kInt8
+  kFp8,   // E4M3 (e4m3.h), a scale a group of inputs; multiplied as kBF16's, with the same bits
 };
 
 constexpr const char* NameOf(WeightType type) {
-  constexpr const char* kNames[] = {"f32", "bf16", "int8", "int4"};
+  constexpr const char* kNames[] = {"f32", "bf16", "int8", "int4", "fp8"};
   return kNames[static_cast<int>(type)];
 }
 // What keeps numbers of `dtype` as they are.

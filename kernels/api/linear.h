@@ -51,7 +51,8 @@ struct LinearSpec {
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;
   bool scaled = false;  // Every part has scales (WeightPart).
-  // Inputs of an output that have a scale and a zero together: one of kInt4Groups. kInt4 only.
+  // Inputs of an output that have a scale together, and of kInt4 a zero: of that one of
+  // kInt4Groups, of kFp8 any number from 1 on; others have none.
   int64_t group = 0;
   // Inputs of at least this magnitude are not made 8 bits: row by row they are multiplied as they
   // are (docs/numerics.md). After LLM.int8 (Dettmers et al., 2022). From kMinOutlierThreshold to
@@ -82,6 +83,8 @@ struct WeightPart {
   // [out_features, K / length of a run]. Empty: `data` has the very numbers. Of kInt4, runs are
   // groups (the last may be short), scales numbers of half precision, and a weight is
   // (q - zero) · scale: `data` is [out_features, K] bytes q from 0 to 15, whatever `dtype` says.
+  // Of kFp8, which always comes so, runs are groups, too, and a weight is number · scale, rounded
+  // to f32 and then to bf16: `data` is [out_features, K] E4m3.
   std::span<const float> scales = {};
   std::span<const uint8_t> zeros = {};  // 0 to 16, one a scale; kInt4 only.
 };

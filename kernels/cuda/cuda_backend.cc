@@ -176,10 +176,15 @@ class CudaBackend final : public Backend {
     TANDEM_RETURN_IF_ERROR(Validate(spec));
     const bool quantised =
         spec.weight_type == WeightType::kInt8 || spec.weight_type == WeightType::kInt4;
-    if (!quantised && spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
+    // A block of inputs has one scale.
+    const bool fp8 = spec.weight_type == WeightType::kFp8 &&
+                     products_ == CudaProducts::kTensorCores &&
+                     (spec.group >= spec.in_features || spec.group % kFp8GroupMultiple == 0);
+    if (!quantised && !fp8 && spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
       return absl::FailedPreconditionError(
-          absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s",
-                          NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
+          absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s%s",
+                          NameOf(spec.compute_dtype), NameOf(spec.weight_type),
+                          spec.group == 0 ? "" : absl::StrFormat(" in groups of %d", spec.group)));
     }
     if (spec.outlier_threshold != 0) {
       return absl::FailedPreconditionError(absl::StrFormat(

@@ -29,6 +29,19 @@ __device__ __forceinline__ float SecondOf(uint32_t pair) {
   return __uint_as_float(pair & 0xFFFF0000u);
 }
 
+// Two 8-bit floats (E4M3), in the upper bytes of either half of a word, as numbers of bf16: four
+// places lower they are 2^120 too low there, denormals, too. The carry of a NaN's magnitude gives
+// it the exponent of one. What is in the lower bytes does not matter.
+__device__ __forceinline__ uint32_t PairOfE4m3(uint32_t bytes) {
+  const uint32_t magnitudes = (bytes & 0x7F007F00u) >> 4;
+  const uint32_t of_nans = (magnitudes + 0x00100010u) & 0x08000800u;
+  return RaiseBf16Pair((magnitudes + of_nans * 15) | (bytes & 0x80008000u));
+}
+// The same where none is a NaN.
+__device__ __forceinline__ uint32_t PairOfE4m3Numbers(uint32_t bytes) {
+  return RaiseBf16Pair((bytes & 0x7F007F00u) >> 4 | (bytes & 0x80008000u));
+}
+
 // Sixteen lanes of a warp, or both halves of one at once: the fixed tree of SumLanes. Every lane of
 // the half has the sum.
 __device__ __forceinline__ float SumOfLanes(float lane) {

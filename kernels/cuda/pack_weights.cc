@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/api/e4m3.h"
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/cuda_rows.h"
 #include "kernels/cuda/packed_weights.h"
@@ -23,6 +26,7 @@ int64_t NumPanels(const LinearSpec& spec) {
 
 bool OnTensorCores(const LinearSpec& spec, CudaProducts products) {
   return spec.weight_type == WeightType::kInt8 || spec.weight_type == WeightType::kInt4 ||
+         spec.weight_type == WeightType::kFp8 ||
          (spec.weight_type == WeightType::kBF16 && products == CudaProducts::kTensorCores);
 }
 
@@ -35,6 +39,7 @@ int64_t PanelBytes(const LinearSpec& spec, CudaProducts products) {
   if (spec.weight_type == WeightType::kInt4) {
     return NumBlocks(spec) * Int4PanelBytes(static_cast<int>(spec.group));
   }
+  if (spec.weight_type == WeightType::kFp8) return NumBlocks(spec) * kFp8PanelBytes;
   if (OnTensorCores(spec, products)) return NumBlocks(spec) * kBlockPanelBytes;
   return CeilDiv<int64_t>(spec.in_features, ChunkInputs(spec.weight_type)) * kPanelOutputs *
          kChunkBytes;
@@ -143,6 +148,24 @@ void PackInt4(const LinearSpec& spec, const WeightPart& part, int64_t i, const C
   }
 }
 
+// As PackInt4.
+void PackFp8(const LinearSpec& spec, const WeightPart& part, int64_t i, int64_t n,
+             std::byte* packed) {
+  const auto output = static_cast<int>(n % kPanelOutputs);
+  const auto* const numbers = static_cast<const E4m3*>(part.data) + i * spec.in_features;
+  const int block_inputs = BlockInputs(spec.weight_type);
+  for (int64_t first = 0; first < spec.in_features; first += block_inputs) {
+    std::byte* const panel =
+        packed + (first / block_inputs * NumPanels(spec) + n / kPanelOutputs) * kFp8PanelBytes;
+    float scale = part.scales[i * spec.groups() + first / spec.group];
+    for (int64_t k = first; k < std::min(first + block_inputs, spec.in_features); ++k) {
+      panel[Fp8ByteAt(output, static_cast<int>(k - first))] = std::byte{numbers[k].bits};
+      if (std::isnan(ToFloat(numbers[k]))) scale = std::numeric_limits<float>::quiet_NaN();
+    }
+    std::memcpy(panel + kFp8NumberBytes + output * sizeof(scale), &scale, sizeof(scale));
+  }
+}
+
 // As many rows take of it as one, but for what is rounded up; by warpgroups they take less.
 size_t RowScratchBytes(const LinearSpec& spec, CudaProducts products) {
   constexpr int64_t kRows = 1024;
@@ -178,6 +201,8 @@ void CudaPack(const LinearSpec& spec, CudaProducts products, std::span<const Wei
       const int64_t as = PackedAs(spec, products, n);
       if (spec.weight_type == WeightType::kInt4) {
         PackInt4(spec, part, i, column, as, packed);
+      } else if (spec.weight_type == WeightType::kFp8) {
+        PackFp8(spec, part, i, as, packed);
       } else {
         pack(spec, column, as, packed);
       }

@@ -12,6 +12,12 @@
 //              [128 / group][16 outputs]: the scale in half precision, a zero, a byte that is none.
 //              A lane's bytes are what it has of 8 bits: registers 0 and 1 in the lower halves,
 //              2 and 3 in the upper ones.
+//   8-bit floats
+//              [block][panel][4 steps][32 lanes][8 bytes], of each panel's block then [16 outputs]
+//              scales in f32. A lane's bytes are what it has of bf16: the first word's are
+//              register 0's first, 2's first, 0's second and 2's second number, the other's 1's
+//              and 3's. The scale is NaN where one of the numbers is: they are read as if none
+//              were.
 //
 // Inputs past K and outputs past N are zeros.
 
@@ -56,6 +62,9 @@ TANDEM_ANYWHERE constexpr int BlockInputs(WeightType type) {
   return bytes ? kInputBlockBytes : kInputBlockBytes / 2;
 }
 
+// Groups of 8-bit floats are whole blocks, or all of an output's inputs.
+inline constexpr int kFp8GroupMultiple = BlockInputs(WeightType::kFp8);
+
 // What a panel has of a block in 4 bits: its numbers, then scales and zeros of groups of
 // `group` inputs.
 inline constexpr int kInt4StepPanelBytes = kStepPanelBytes / 2;
@@ -64,6 +73,11 @@ inline constexpr int kInt4ScaleBytes = kPanelOutputs * 4;  // of a group
 TANDEM_ANYWHERE constexpr int Int4PanelBytes(int group) {
   return kInt4NumberBytes + kInputBlockBytes / group * kInt4ScaleBytes;
 }
+
+// The same of 8-bit floats.
+inline constexpr int kFp8StepPanelBytes = kStepPanelBytes / 2;
+inline constexpr int kFp8NumberBytes = kBlockSteps * kFp8StepPanelBytes;
+inline constexpr int kFp8PanelBytes = kFp8NumberBytes + kPanelOutputs * 4;
 
 // Where byte `byte` of an output's block is among the panel's. Register i of lane l has of output
 // l / 4 + 8 · (i % 2) the four bytes from 16 · (i / 2) + 4 · (l % 4) on.
@@ -82,6 +96,15 @@ constexpr int Int4ByteAt(int output, int input) {
   return input / kStepBytes * kInt4StepPanelBytes + lane * 8 + output / 8 * 4 + input % 4;
 }
 constexpr bool IsUpperInt4(int input) { return input % kStepBytes >= kStepBytes / 2; }
+
+// Where the number with input `input` of an output's block is, of 8-bit floats.
+constexpr int Fp8ByteAt(int output, int input) {
+  constexpr int kStepInputs = kStepBytes / 2;
+  const int of_step = input % kStepInputs;
+  const int lane = output % 8 * 4 + of_step % 8 / 2;
+  return input / kStepInputs * kFp8StepPanelBytes + lane * 8 + output / 8 * 4 + of_step / 8 +
+         of_step % 2 * 2;
+}
 
 // The pairwise tree over the segments' sums; empty ones take no part (kernels/api/linear.h).
 TANDEM_ANYWHERE constexpr float SegmentTree(float (&sums)[kNumLinearSegments],

@@ -256,6 +256,45 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
   }
 }
 
+// 8-bit floats become what the products of bf16 take once they are multiplied.
+template <int kTiles>
+struct TwoSteps<Fp8Product, kTiles> : RowsOfTwoSteps<kTiles> {
+  uint2 weights[kWarpPanels][2];
+  float scales[kWarpPanels][2];  // of outputs l / 4 and 8 more
+
+  __device__ explicit TwoSteps(const TensorLaunch&) {}
+
+  __device__ void Load(const Ring& ring, const LanePlaces& places, int panels, int half) {
+    const SharedPtr<std::byte> from = ring.panels() + places.weights;
+#pragma unroll
+    for (int p = 0; p < kWarpPanels; ++p) {
+      if (p >= panels) break;
+      const SharedPtr<std::byte> of_panel = from + p * kWarps * kFp8PanelBytes;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        weights[p][i] = SharedCast<uint2>(of_panel + (half * 2 + i) * kFp8StepPanelBytes)[0];
+      }
+      Fp8Product::LoadScales(of_panel, scales[p]);
+    }
+    this->LoadAll(ring, places, half);
+  }
+
+  __device__ void Multiply(int panels, int /*half*/, WarpSums<Fp8Product, kTiles>* sums) const {
+#pragma unroll
+    for (int p = 0; p < kWarpPanels; ++p) {
+      if (p >= panels) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 widened = Fp8Product::Widened(weights[p][i], scales[p]);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          Fp8Product::Multiply(sums->all[p][tile], widened, this->rows[tile][i]);
+        }
+      }
+    }
+  }
+};
+
 template <typename Product>
 cudaError_t LaunchTiles(int tiles, const LaunchShape& shape, cudaStream_t stream,
                         const TensorLaunch& launch) {
@@ -288,11 +327,14 @@ cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream,
       static_cast<int>(CeilDiv<int64_t>(of_block, CeilDiv<int64_t>(of_block, kPassPanels)));
   launch.ring = {.panels = launch.pass_panels,
                  .rows = tiles * kProductRows,
-                 .panel_bytes = int4 ? Int4PanelBytes(layer.group) : kBlockPanelBytes};
+                 .panel_bytes = PanelBytesOf(layer)};
   SetStages(limits, &launch.ring);
   const LaunchShape shape = {
       .blocks = blocks, .threads = kFewThreads, .shared_bytes = SharedBytes(launch.ring)};
   if (int4) return LaunchTiles<Int4Product>(tiles, shape, stream, launch);
+  if (layer.weight_type == WeightType::kFp8) {
+    return LaunchTiles<Fp8Product>(tiles, shape, stream, launch);
+  }
   return layer.weight_type == WeightType::kInt8
              ? LaunchTiles<Int8Product>(tiles, shape, stream, launch)
              : LaunchTiles<Bf16Product>(tiles, shape, stream, launch);

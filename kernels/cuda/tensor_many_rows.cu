@@ -55,20 +55,20 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
   const int warp_panel = warp % 4 * kTileWarpPanels;
   const int warp_row = warp / 4 * kTileWarpTiles * kProductRows;
   const int panels_of_warp = pass.num_panels - warp_panel;
-  const LanePlaces places(warp_panel * kBlockPanelBytes, Product::kLaneBytes, warp_row);
+  const int panel_bytes = Product::PanelBytes(launch.ring);
+  const LanePlaces places(warp_panel * panel_bytes, Product::kLaneBytes, warp_row);
   typename Product::Sum sums[kTileWarpPanels][kTileWarpTiles][4] = {};
   for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
     fill();
     ring.WaitUntilFull();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const SharedPtr<std::byte> from = ring.panels() + places.weights + half * 2 * kStepPanelBytes;
+      const SharedPtr<std::byte> from = ring.panels() + places.weights;
       uint4 w[kTileWarpPanels][2] = {};
 #pragma unroll
       for (int p = 0; p < kTileWarpPanels; ++p) {
         if (p >= panels_of_warp) break;
-        w[p][0] = LoadWeights(from + p * kBlockPanelBytes);
-        w[p][1] = LoadWeights(from + p * kBlockPanelBytes + kStepPanelBytes);
+        LoadTwoSteps<Product>(from + p * panel_bytes, half * 2, w[p]);
       }
       const SharedPtr<std::byte> from_rows = ring.rows() + places.rows[half];
 #pragma unroll
@@ -122,10 +122,11 @@ cudaError_t LaunchManyRows(const ProcessorLimits& limits, cudaStream_t stream,
   TensorLaunch& launch = *to_fill;
   const PackedLinear& layer = launch.layer;
   launch.row_chunks = static_cast<int>(CeilDiv<int64_t>(launch.num_rows, kTileRows));
-  launch.ring = {.panels = kTilePanels, .rows = kTileRows};
+  launch.ring = {.panels = kTilePanels, .rows = kTileRows, .panel_bytes = PanelBytesOf(layer)};
   SetStages(limits, &launch.ring);
-  const auto kernel = layer.weight_type == WeightType::kInt8 ? ManyRowsKernel<Int8Product>
-                                                             : ManyRowsKernel<Bf16Product>;
+  const auto kernel = layer.weight_type == WeightType::kInt8  ? ManyRowsKernel<Int8Product>
+                      : layer.weight_type == WeightType::kFp8 ? ManyRowsKernel<Fp8Product>
+                                                              : ManyRowsKernel<Bf16Product>;
   return Launch(kernel,
                 {.blocks = CeilDiv<int64_t>(NumPanels(layer), kTilePanels) * launch.row_chunks *
                            (layer.segmented ? kNumLinearSegments : 1),

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/numbers.h"
@@ -91,6 +92,37 @@ struct Int4Product {
   __device__ static uint32_t Less(uint32_t numbers, uint32_t zeros) {
     constexpr uint32_t kSigns = 0x80808080u;
     return (((numbers & 0x0F0F0F0Fu) | kSigns) - zeros) ^ kSigns;
+  }
+};
+
+// 8-bit floats, made bf16 on the way, with their scales: products are Bf16Product's.
+struct Fp8Product {
+  using Sum = float;
+  static constexpr bool kScaled = false;
+  static constexpr int kLaneBytes = kChunkBytes / 2;
+  static constexpr int kMaxTiles = 8;
+  __device__ static constexpr int PanelBytes(const RingShape&) { return kFp8PanelBytes; }
+  // The scales of a lane's outputs in a block of a panel; `from` is what the lane has there.
+  __device__ static void LoadScales(SharedPtr<std::byte> from, float (&scales)[2]) {
+    const int lane = threadIdx.x % kWarp;
+    const SharedPtr<float> all =
+        SharedCast<float>(from + (kFp8NumberBytes - lane * kLaneBytes + lane / 4 * 4));
+    scales[0] = all[0];
+    scales[1] = all[8];
+  }
+  // A lane's registers of a step.
+  __device__ static uint4 Widened(const uint2& bytes, const float (&scales)[2]) {
+    return make_uint4(Scaled(bytes.x << 8, scales[0]), Scaled(bytes.y << 8, scales[1]),
+                      Scaled(bytes.x, scales[0]), Scaled(bytes.y, scales[1]));
+  }
+  __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
+    Bf16Product::Multiply(d, a, b);
+  }
+
+ private:
+  __device__ static uint32_t Scaled(uint32_t bytes, float scale) {
+    const uint32_t pair = PairOfE4m3Numbers(bytes);
+    return PackBf16(FirstOf(pair) * scale, SecondOf(pair) * scale);
   }
 };
 
@@ -284,6 +316,23 @@ __device__ __forceinline__ void LoadRows(SharedPtr<std::byte> from, uint32_t (&t
 }
 __device__ __forceinline__ uint4 LoadWeights(SharedPtr<std::byte> from) {
   return SharedCast<uint4>(from)[0];
+}
+// What products of two steps take of a panel, from the `step`-th on; `from` is what the lane has of
+// the panel's block.
+template <typename Product>
+__device__ __forceinline__ void LoadTwoSteps(SharedPtr<std::byte> from, int step, uint4 (&two)[2]) {
+  if constexpr (std::is_same_v<Product, Fp8Product>) {
+    float scales[2];
+    Fp8Product::LoadScales(from, scales);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint2 bytes = SharedCast<uint2>(from + (step + i) * kFp8StepPanelBytes)[0];
+      two[i] = Fp8Product::Widened(bytes, scales);
+    }
+  } else {
+    two[0] = LoadWeights(from + step * kStepPanelBytes);
+    two[1] = LoadWeights(from + (step + 1) * kStepPanelBytes);
+  }
 }
 
 __device__ __forceinline__ float ScaleOf(const TensorLaunch& launch, int64_t row, int segment) {
@@ -483,6 +532,12 @@ __device__ __forceinline__ void StoreStaged(const TensorLaunch& launch, SharedPt
 }
 
 // ---- launches, which fill in the rest of `launch` ----
+
+// What the layer has of a panel in a block of inputs.
+inline int PanelBytesOf(const PackedLinear& layer) {
+  if (layer.weight_type == WeightType::kInt4) return Int4PanelBytes(layer.group);
+  return layer.weight_type == WeightType::kFp8 ? kFp8PanelBytes : kBlockPanelBytes;
+}
 
 inline constexpr int kTileRows = 128;  // of a block of many
 cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream, TensorLaunch* launch);

@@ -3,7 +3,8 @@
 // of 256 rows at a time, tile after tile: two warpgroups multiply, each 64 outputs with all rows,
 // and a third copies.
 //
-// Weights are a product's A, in registers: a warp's sixteen rows of it are a panel as it is packed.
+// Weights are a product's A, in registers: a warp's sixteen rows of it are a panel as it is packed,
+// so 8-bit floats are widened once for all rows.
 // Inputs are B, in the ring, whose rows lie as the swizzle of 128 bytes has them.
 //
 // A tile's segments are multiplied one after the other; sums of those before wait in memory of the
@@ -149,20 +150,20 @@ class WarpgroupSums {
     uint32_t first[2][4];
     uint32_t second[2][4];
     ring->WaitUntilFull();
-    Load(ring->panels() + weights_at, first);
+    Load(ring->panels() + weights_at, 0, first);
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
       Begin(ring->rows(), first);
       WaitForProducts<1>();
       if (stage > 0) Ring::Leave(before);
-      Load(ring->panels() + (weights_at + 2 * kStepPanelBytes), second);
+      Load(ring->panels() + weights_at, 2, second);
       Begin(ring->rows() + 2 * kStepBytes, second);
       WaitForProducts<1>();
       before = ring->full();
       ring->Next();
       if (stage + 1 == count) break;
       ring->WaitUntilFull();
-      Load(ring->panels() + weights_at, first);
+      Load(ring->panels() + weights_at, 0, first);
     }
     WaitForProducts<0>();
     Settle(&all_[0][0], kWgmmaEights * 4);
@@ -172,15 +173,16 @@ class WarpgroupSums {
   __device__ const Sum (&eight(int index) const)[4] { return all_[index]; }
 
  private:
-  __device__ __forceinline__ static void Load(SharedPtr<std::byte> from,
+  __device__ __forceinline__ static void Load(SharedPtr<std::byte> from, int step,
                                               uint32_t (&weights)[2][4]) {
+    uint4 two[2];
+    LoadTwoSteps<Product>(from, step, two);
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const uint4 four = LoadWeights(from + step * kStepPanelBytes);
-      weights[step][0] = four.x;
-      weights[step][1] = four.y;
-      weights[step][2] = four.z;
-      weights[step][3] = four.w;
+    for (int i = 0; i < 2; ++i) {
+      weights[i][0] = two[i].x;
+      weights[i][1] = two[i].y;
+      weights[i][2] = two[i].z;
+      weights[i][3] = two[i].w;
     }
     Settle(&weights[0][0], 8);
   }
@@ -250,7 +252,7 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
   SegmentSums segments(launch.segment_sums);
   ForEachTile(launch, [&](const Pass& pass) {
     const int panel = Least(warp, pass.num_panels - 1);
-    const int weights_at = panel * kBlockPanelBytes + lane * kChunkBytes;
+    const int weights_at = panel * Product::PanelBytes(launch.ring) + lane * Product::kLaneBytes;
 #pragma unroll 1
     for (int segment = 0; segment < num_segments; ++segment) {
       const BlockRange blocks = BlocksOf(layer, segment);
@@ -294,6 +296,7 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
 template <typename Product>
 __global__ void TANDEM_THREADS(kWgmmaThreads, 1) WgmmaRowsKernel(TensorLaunch launch) {
   if (!HasWarpgroupProducts()) return BeginLaunch();
+  // With as much room for panels of 8-bit floats as for others: rows have their places.
   const RingShape shape = {.panels = kWgmmaPanels, .rows = kWgmmaRows, .stages = kWgmmaStages};
   Ring ring(shape, kRingAt);
   ring.Init(kCopyWarps * (WarpCopyArrivals() + 1));
@@ -323,8 +326,9 @@ cudaError_t LaunchWgmmaRows(const ProcessorLimits& limits, cudaStream_t stream,
                             TensorLaunch* to_fill) {
   TensorLaunch& launch = *to_fill;
   launch.row_chunks = static_cast<int>(NumRowTiles(launch.num_rows));
-  const auto kernel = launch.layer.weight_type == WeightType::kInt8 ? WgmmaRowsKernel<Int8Product>
-                                                                    : WgmmaRowsKernel<Bf16Product>;
+  const auto kernel = launch.layer.weight_type == WeightType::kInt8  ? WgmmaRowsKernel<Int8Product>
+                      : launch.layer.weight_type == WeightType::kFp8 ? WgmmaRowsKernel<Fp8Product>
+                                                                     : WgmmaRowsKernel<Bf16Product>;
   return Launch(kernel,
                 {.blocks = NumWgmmaBlocks(launch.layer, launch.num_rows, limits),
                  .threads = kWgmmaThreads,

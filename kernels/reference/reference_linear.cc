@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/api/e4m3.h"
 #include "kernels/reference/numbers.h"
 #include "kernels/support/int4.h"
 #include "kernels/support/int8.h"
@@ -185,6 +186,16 @@ void PackInt4(const LinearSpec& spec, const WeightPart& part, const Output& outp
   }
 }
 
+void PackFp8(const LinearSpec& spec, const WeightPart& part, const Output& output,
+             std::byte* numbers) {
+  const auto* const given = static_cast<const E4m3*>(part.data) + output.begin;
+  const float* const scales = &part.scales[output.begin / spec.in_features * spec.groups()];
+  for (int64_t k = 0; k < spec.in_features; ++k) {
+    Store(DType::kBF16, numbers, output.index * spec.in_features + k,
+          ToFloat(given[k]) * scales[k / spec.group]);
+  }
+}
+
 }  // namespace
 
 PackedFormat ReferencePackedFormat(const LinearSpec& spec) {
@@ -209,6 +220,8 @@ void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, st
         PackInt8(spec, part, output, reinterpret_cast<float*>(packed), numbers);
       } else if (spec.weight_type == WeightType::kInt4) {
         PackInt4(spec, part, output, reinterpret_cast<ScaleAndZero*>(packed), numbers);
+      } else if (spec.weight_type == WeightType::kFp8) {
+        PackFp8(spec, part, output, numbers);
       } else {
         for (int64_t k = 0; k < spec.in_features; ++k) {
           Store(ElementType(spec.weight_type), numbers, n * spec.in_features + k,

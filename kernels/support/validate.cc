@@ -139,7 +139,14 @@ absl::Status Validate(const LinearSpec& spec) {
                                  spec.in_features, 1, int8 ? kMaxInt8InFeatures : kMaxInFeatures));
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
   const bool int4 = spec.weight_type == WeightType::kInt4;
-  if (int4 ? std::ranges::count(kInt4Groups, spec.group) == 0 : spec.group != 0) {
+  const bool fp8 = spec.weight_type == WeightType::kFp8;
+  if (fp8) TANDEM_RETURN_IF_ERROR(InRange("linear", "group", spec.group, 1, kMaxInFeatures));
+  if (fp8 && spec.compute_dtype != DType::kBF16) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("linear: weights of type fp8 are multiplied in bf16, not in %s",
+                        NameOf(spec.compute_dtype)));
+  }
+  if (int4 ? std::ranges::count(kInt4Groups, spec.group) == 0 : !fp8 && spec.group != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type), spec.group,
         int4 ? absl::StrCat("one of ", absl::StrJoin(kInt4Groups, ", ")) : "0"));
@@ -152,7 +159,13 @@ absl::Status Validate(const LinearSpec& spec) {
         threshold,
         int8 ? absl::StrFormat(", or %g to %g", kMinOutlierThreshold, kMaxOutlierThreshold) : ""));
   }
-  if (spec.scaled && (!int4 || spec.layout != WeightLayout::kOutIn)) {
+  if (fp8 && !spec.scaled) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("linear: %d inputs and %d outputs come without scales, weights of type fp8 "
+                        "are packed with them",
+                        spec.in_features, spec.out_features));
+  }
+  if (spec.scaled && (!(int4 || fp8) || spec.layout != WeightLayout::kOutIn)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",
         spec.in_features, spec.out_features, NameOf(spec.weight_type)));
@@ -190,10 +203,11 @@ absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart>
                           spec.scaled ? "packed with scales" : "packed without"));
     }
     const auto groups = static_cast<size_t>(spec.scaled ? part.out_features * spec.groups() : 0);
-    if (part.scales.size() != groups || part.zeros.size() != groups) {
+    const size_t zeros = spec.weight_type == WeightType::kInt4 ? groups : 0;
+    if (part.scales.size() != groups || part.zeros.size() != zeros) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("linear: a part has %d scales and %d zeros, must have %d each",
-                          part.scales.size(), part.zeros.size(), groups));
+          absl::StrFormat("linear: a part has %d scales and %d zeros, must have %d and %d",
+                          part.scales.size(), part.zeros.size(), groups, zeros));
     }
   }
   if (out_features != spec.out_features) {

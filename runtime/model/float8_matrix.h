@@ -1,6 +1,7 @@
 // Matrices that a checkpoint keeps in 8-bit floats, F8_E4M3 (kernels/api/e4m3.h), with a scale for
 // each block of outputs and inputs. A weight is number · scale, which is rounded to f32, and once
-// more to what the weight is then kept in.
+// more to what the weight is then kept in, or multiplied in where a backend keeps both
+// (WeightType::kFp8).
 //
 //                          scales' tensor      shape                      blocks
 //   fp8                    weight_scale_inv    [⌈N / 128⌉, ⌈K / 128⌉]     as config.json says
@@ -21,8 +22,12 @@
 
 namespace tandem {
 
-// As numbers of f32, [N, K]. `numbers` are F8_E4M3 of that shape, `scales` F32, F16 or BF16, one
-// for each of `blocks`, whose sizes are from 1 on, in rows of them. A NaN stays one.
+// Of each output the scales of its runs of blocks.inputs inputs, [N, ⌈K / blocks.inputs⌉]. `scales`
+// are F32, F16 or BF16, one for each of `blocks`, whose sizes are from 1 on, in rows of them.
+std::vector<float> Float8Scales(const Float8Blocks& blocks, int64_t outputs, int64_t inputs,
+                                const TensorView& scales);
+
+// As numbers of f32, [N, K]. `numbers` are F8_E4M3 of that shape. A NaN stays one.
 std::vector<float> ScaleFloat8(const Float8Blocks& blocks, const TensorView& numbers,
                                const TensorView& scales);
 

@@ -163,7 +163,7 @@ absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened
   }
   if (options.load_format == LoadFormat::kDummy) return absl::OkStatus();
   if (opened.config.float8.present) {
-    LogInfo("8-bit floats are scaled when they are loaded; scales of inputs are not used",
+    LogInfo("matrices come in 8-bit floats; their scales of inputs are not used",
             {{"weights", NameOf(opened.types.weights)}});
   }
   // All have their shapes before any is packed.

@@ -97,11 +97,12 @@ class Planner {
                    .outlier_threshold = weight_type == WeightType::kInt8 ? types_.int8_outliers : 0,
                    .activation = decl.activation,
                    .gated = decl.gated}};
+    KeepFloat8(decl, &section.linear);
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;
     plan_.row_scratch_bytes = std::max(plan_.row_scratch_bytes, format.row_scratch_bytes);
-    CountNumbers(decl);
+    CountNumbers(decl, section.linear.weight_type);
     Add(std::move(section));
     std::vector<TensorDecl> biases;
     for (const LinearPart& part : decl.parts) {
@@ -118,13 +119,27 @@ class Planner {
   }
 
  private:
-  void CountNumbers(const LinearDecl& decl) const {
+  // Where all parts come in 8-bit floats, are multiplied in bf16 anyway, and the backend has
+  // kernels for them: the bits are the same, the bytes half as many.
+  void KeepFloat8(const LinearDecl& decl, LinearSpec* linear) const {
+    if (linear->weight_type != WeightType::kBF16 || decl.parts.empty()) return;
+    LinearSpec kept = *linear;
+    kept.weight_type = WeightType::kFp8;
+    kept.scaled = true;
+    kept.group = decl.parts[0].float8.inputs;
+    for (const LinearPart& part : decl.parts) {
+      if (!part.float8.present) return;
+    }
+    if (backend_.GetPackedFormat(kept).ok()) *linear = kept;
+  }
+
+  void CountNumbers(const LinearDecl& decl, WeightType kept) const {
     size_t numbers = 0;
     size_t converted_bytes = 0;
     for (const LinearPart& part : decl.parts) {
       const auto count = static_cast<size_t>(part.out_features * decl.in_features);
       numbers += count;
-      if (part.float8.present) converted_bytes += count * sizeof(float);
+      if (part.float8.present && kept != WeightType::kFp8) converted_bytes += count * sizeof(float);
       if (decl.int4_format.present()) converted_bytes += count;
     }
     plan_.most_numbers = std::max(plan_.most_numbers, numbers);
@@ -281,10 +296,20 @@ class Packer {
     return backend_.PackLinear(section.linear, parts, out);
   }
 
-  absl::StatusOr<std::vector<float>> ReadFloat8(const LinearPart& decl) {
+  // `converted` keeps what was not to be had as it lies in the checkpoint.
+  absl::StatusOr<WeightPart> ReadFloat8(const LinearPart& decl, WeightType kept,
+                                        std::list<std::vector<float>>* converted) {
     TANDEM_ASSIGN_OR_RETURN(const TensorView numbers, ReadAny(decl.weight));
     TANDEM_ASSIGN_OR_RETURN(const TensorView scales, Read(decl.float8_scales));
-    return ScaleFloat8(decl.float8, numbers, scales);
+    WeightPart part{
+        .data = numbers.bytes.data(), .out_features = decl.out_features, .dtype = DType::kF32};
+    if (kept == WeightType::kFp8) {
+      part.scales = converted->emplace_back(
+          Float8Scales(decl.float8, numbers.shape[0], numbers.shape[1], scales));
+    } else {
+      part.data = converted->emplace_back(ScaleFloat8(decl.float8, numbers, scales)).data();
+    }
+    return part;
   }
 
   absl::Status PackLinear(const Section& section, std::span<std::byte> out) {
@@ -294,10 +319,9 @@ class Packer {
     std::vector<WeightPart> parts;
     for (const LinearPart& decl : section.parts) {
       if (decl.float8.present) {
-        TANDEM_ASSIGN_OR_RETURN(std::vector<float> numbers, ReadFloat8(decl));
-        parts.push_back({.data = converted.emplace_back(std::move(numbers)).data(),
-                         .out_features = decl.out_features,
-                         .dtype = DType::kF32});
+        TANDEM_ASSIGN_OR_RETURN(const WeightPart part,
+                                ReadFloat8(decl, section.linear.weight_type, &converted));
+        parts.push_back(part);
         continue;
       }
       TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(decl.weight));

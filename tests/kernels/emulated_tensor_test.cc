@@ -17,6 +17,7 @@
 #include "kernels/probe/numerics_probe.h"
 #include "tests/kernels/emulated_sites.h"
 #include "tests/kernels/emulated_test.h"
+#include "tests/kernels/fp8_case.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
 #include "tests/kernels/paged_case.h"
@@ -193,6 +194,43 @@ TEST_F(EmulatedTensorTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
         << i;
     ASSERT_EQ(emulated::TakeFault(), "");
   }
+}
+
+// Few rows, chunks of them, and tiles.
+TEST_F(EmulatedTensorTest, WeightsOf8BitFloatsHaveTheBitsOfTheirProductsInBf16) {
+  constexpr int64_t kRows[] = {1, 7, 9, 40, 65, 130, 257, 300};
+  auto of_warps = CreateCudaBackend("mma");
+  ASSERT_TRUE(of_warps.ok()) << of_warps.status();
+  TestDevice device(*std::move(of_warps));
+  for (int i = 0; i < 40; ++i) {
+    const Fp8Case fp8(random_.get(), i);
+    const int64_t rows = kRows[random_->Below(8)];
+    const auto input = Numbers(rows * fp8.kept.in_features, 2.0f);
+    emulated::SetSeed(seed_ + i);
+    ASSERT_NO_FATAL_FAILURE(fp8.Check(device, input.data(), rows));
+    ASSERT_EQ(emulated::TakeFault(), "");
+  }
+}
+
+TEST_F(EmulatedTensorTest, WeightsOf8BitFloatsTakeHalfTheBytes) {
+  LinearSpec spec = SpecOf(4096, 512, false);
+  const size_t wide = device_->backend().GetPackedFormat(spec)->size_bytes;
+  spec.weight_type = WeightType::kFp8;
+  spec.scaled = true;
+  for (const int64_t group : {64, 128, 4096, 5000}) {
+    spec.group = group;
+    const auto format = device_->backend().GetPackedFormat(spec);
+    ASSERT_TRUE(format.ok()) << format.status();
+    EXPECT_EQ(format->size_bytes, wide / 2 + wide / 32) << "a scale each 64 inputs";
+  }
+  // Where they cannot be kept, they are packed as bf16.
+  spec.group = 96;
+  const absl::Status odd = device_->backend().GetPackedFormat(spec).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(odd)) << odd;
+  EXPECT_NE(odd.ToString().find("fp8 in groups of 96"), std::string::npos) << odd;
+  spec.group = 128;
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition((*CreateCudaBackend("fma"))->GetPackedFormat(spec).status()));
 }
 
 // Few rows, chunks of them, and tiles.

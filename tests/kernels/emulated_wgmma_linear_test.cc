@@ -14,6 +14,7 @@
 #include "kernels/cuda/simt.h"
 #include "tests/kernels/emulated_sites.h"
 #include "tests/kernels/emulated_warpgroups.h"
+#include "tests/kernels/fp8_case.h"
 #include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
@@ -275,6 +276,20 @@ TEST_F(EmulatedWgmmaLayersTest, SegmentsAreSummedInTheirTree) {
     }
   }
   EXPECT_EQ(emulated::TakeFault(), "");
+}
+
+TEST_F(EmulatedWgmmaLayersTest, WeightsOf8BitFloatsHaveTheBitsOfTheirProductsInBf16) {
+  for (int i = 0; i < 36; i += 4) {
+    const Fp8Case fp8(random_.get(), i);
+    const bool own = !fp8.kept.segmented || fp8.kept.in_features >= 1024;
+    const int64_t rows = random_->Between(257, 530);
+    const auto input = AnyNumbers(DType::kBF16, rows * fp8.kept.in_features, random_.get());
+    emulated::SetSeed(seed_ + i);
+    TakeFiles();
+    ASSERT_NO_FATAL_FAILURE(fp8.Check(*device_, input.data(), rows));
+    ASSERT_EQ(TakeFiles().contains(kOwnFile), own);
+    ASSERT_EQ(emulated::TakeFault(), "");
+  }
 }
 
 TEST_F(EmulatedWgmmaLayersTest, FewRowsAndFourBitsDoWithoutThem) {

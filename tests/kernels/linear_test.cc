@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/api/half.h"
 #include "kernels/cpu/kernel_table_x86.h"
+#include "tests/kernels/fp8_case.h"
 #include "tests/kernels/fused_linear.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/linear_layer.h"
@@ -326,6 +327,23 @@ TEST_P(LinearTest, FourBitsThatComeWithScalesAndZerosAreTheseNumbers) {
           ASSERT_EQ(output[r * spec.out_features + n], sum) << group << ", " << r << ", " << n;
         }
       }
+    }
+  }
+}
+
+TEST_P(LinearTest, WeightsOf8BitFloatsHaveTheBitsOfTheirProductsInBf16OrAreRefused) {
+  for (int i = 0; i < 40; ++i) {
+    const Fp8Case fp8(random_.get(), i);
+    const int64_t rows = Between(1, 300);
+    const auto input = Array(DType::kBF16, rows * fp8.kept.in_features);
+    ASSERT_NO_FATAL_FAILURE(fp8.Check(*reference_, input.data(), std::min<int64_t>(rows, 3)));
+    const auto format = device_->backend().GetPackedFormat(fp8.kept);
+    ASSERT_EQ(format.ok(), GetParam() == "cuda-tensor") << format.status();
+    if (format.ok()) {
+      ASSERT_NO_FATAL_FAILURE(fp8.Check(*device_, input.data(), rows));
+    } else {
+      ASSERT_TRUE(absl::IsFailedPrecondition(format.status())) << format.status();
+      ASSERT_NE(format.status().ToString().find("type fp8"), std::string::npos);
     }
   }
 }

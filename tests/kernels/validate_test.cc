@@ -155,12 +155,36 @@ TEST_P(ValidateTest, LinearLayers) {
   scaled.scales = {data_, 4};
   ExpectRefused(device_->backend().PackLinear(spec, {&scaled, 1}, {packed.data(), bytes}),
                 "4 scales, the layer is packed without");
-  // Only 4 bits keep scales.
+  // Only 4 bits and 8-bit floats keep scales.
   LinearSpec with_scales = spec;
   with_scales.scaled = true;
   const absl::Status refused = device_->backend().GetPackedFormat(with_scales).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_NE(refused.ToString().find("come with scales"), std::string::npos) << refused;
+  LinearSpec fp8 = with_scales;
+  fp8.weight_type = WeightType::kFp8;
+  ExpectRefused(device_->backend().GetPackedFormat(fp8).status(), "group is 0, must be 1 to");
+  fp8.group = 64;
+  const absl::Status in_f32 = device_->backend().GetPackedFormat(fp8).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(in_f32)) << in_f32;
+  EXPECT_NE(in_f32.ToString().find("multiplied in bf16, not in f32"), std::string::npos) << in_f32;
+  fp8.compute_dtype = DType::kBF16;
+  fp8.scaled = false;
+  const absl::Status bare = device_->backend().GetPackedFormat(fp8).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(bare)) << bare;
+  EXPECT_NE(bare.ToString().find("come without scales"), std::string::npos) << bare;
+  fp8.scaled = true;
+  if (const auto format = device_->backend().GetPackedFormat(fp8); format.ok()) {
+    const PinnedBuffer larger = *device_->backend().AllocatePinned(format->size_bytes);
+    const uint8_t zeros[4] = {};
+    scaled.zeros = zeros;
+    ExpectRefused(
+        device_->backend().PackLinear(fp8, {&scaled, 1}, {larger.data(), format->size_bytes}),
+        "4 scales and 4 zeros, must have 4 and 0");
+    scaled.zeros = {};
+  } else {
+    EXPECT_TRUE(absl::IsFailedPrecondition(format.status())) << format.status();
+  }
   with_scales.weight_type = WeightType::kInt4;
   with_scales.group = 32;
   with_scales.layout = WeightLayout::kInOut;
@@ -172,14 +196,14 @@ TEST_P(ValidateTest, LinearLayers) {
     const uint8_t zeros[5] = {};
     scaled.zeros = {zeros, 5};
     ExpectRefused(device_->backend().PackLinear(with_scales, {&scaled, 1}, to),
-                  "4 scales and 5 zeros, must have 4 each");
+                  "4 scales and 5 zeros, must have 4 and 4");
     scaled.scales = {data_, 5};
     ExpectRefused(device_->backend().PackLinear(with_scales, {&scaled, 1}, to),
-                  "5 scales and 5 zeros, must have 4 each");
+                  "5 scales and 5 zeros, must have 4 and 4");
     scaled.scales = {data_, 4};
     scaled.zeros = {};
     ExpectRefused(device_->backend().PackLinear(with_scales, {&scaled, 1}, to),
-                  "4 scales and 0 zeros, must have 4 each");
+                  "4 scales and 0 zeros, must have 4 and 4");
   } else {
     EXPECT_TRUE(absl::IsFailedPrecondition(format.status())) << format.status();
   }

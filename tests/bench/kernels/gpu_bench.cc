@@ -95,7 +95,9 @@ class Bench {
                           .compute_dtype = DType::kBF16,
                           .output_dtype = DType::kF32,
                           .segmented = segmented,
-                          .group = type == WeightType::kInt4 ? 128 : 0};
+                          .scaled = type == WeightType::kFp8,
+                          .group = type == WeightType::kInt4 || type == WeightType::kFp8 ? 128 : 0};
+    if (type == WeightType::kFp8 && !backend_->GetPackedFormat(spec).ok()) return;
     if (!Wanted(absl::StrCat(NameOf(type), " ", name))) return;
     const size_t weight_bytes = Must(backend_->GetPackedFormat(spec)).size_bytes;
     std::vector<const LinearOp*> ops((kBeyondCaches - 1) / weight_bytes + 1);
@@ -441,7 +443,8 @@ int Main(int repetitions, const std::string& words, const std::string& isa) {
     bench.AddAttention(1, 16384, 16384, type);
   }
   bench.AddAttention(16, 1024, 1024, KvType::kBF16);
-  for (const WeightType type : {WeightType::kBF16, WeightType::kInt8, WeightType::kInt4}) {
+  for (const WeightType type :
+       {WeightType::kBF16, WeightType::kInt8, WeightType::kInt4, WeightType::kFp8}) {
     bench.AddLinear("qkv", kFeatures, (kHeads + 2 * kKvHeads) * kHeadDim, false, type);
     bench.AddLinear("output, segmented", kFeatures, kFeatures, true, type);
     bench.AddLinear("gate and up", kFeatures, 2 * kHidden, false, type);
