@@ -75,8 +75,8 @@ const char* cudaGetErrorString(cudaError_t error);
 // It says 13.0.
 cudaError_t cudaDriverGetVersion(int* version);
 
-// The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now, by numbers
-// or UUIDs, up to the first that there is not. All have one memory.
+// The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now
+// (visible_gpus.h). All have one memory.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
 
