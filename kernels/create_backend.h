@@ -41,8 +41,8 @@ absl::Status CheckDevice(const std::string& device);
 // be used. Who has looked cannot fork and use one.
 std::vector<std::string> ListGpus(const BackendOptions& options);
 
-// InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this
-// machine lacks the device or the instruction set.
+// InvalidArgument for an unknown name, an instruction set of the other kind of device or a thread
+// count out of range; FailedPrecondition if this machine lacks the device or the instruction set.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace tandem

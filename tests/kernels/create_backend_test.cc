@@ -60,6 +60,29 @@ TEST(CreateBackendTest, AnInstructionSetOfTheCpuAsksForTheCpu) {
   EXPECT_EQ((*CreateBackend({.device = "auto", .isa = "generic"}))->name(), "cpu");
 }
 
+TEST(CreateBackendTest, AnInstructionSetOfAnotherDeviceIsRefusedAsThat) {
+  const auto why = [](const char* device, const char* isa) {
+    const absl::Status status = CreateBackend({.device = device, .isa = isa}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << device << ", " << isa << ": " << status;
+    return status.ToString();
+  };
+  for (const char* const device : {"cpu", "fenced", "fenced_pool"}) {
+    for (const char* const isa : {"tensor", "mma", "fma"}) {
+      EXPECT_THAT(why(device, isa), testing::HasSubstr(std::string("set \"") + isa +
+                                                       "\": that is a GPU's; the cpu has auto, "));
+    }
+    EXPECT_THAT(why(device, "mmx"), testing::HasSubstr("there is no such; the cpu has auto, "));
+  }
+  for (const char* const device : {"cuda", "cuda:0"}) {
+    for (const Isa& isa : KnownIsas()) {
+      EXPECT_THAT(why(device, isa.name),
+                  testing::HasSubstr("that is the cpu's; a GPU has auto, tensor, mma, fma"));
+    }
+  }
+  EXPECT_THAT(why("cpu", "mma"), testing::HasSubstr(KnownIsas().back().name));
+  EXPECT_THAT(why("auto", "mmx"), testing::HasSubstr("there is no such"));
+}
+
 #if !defined(TANDEM_CUDA)
 TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
   for (const BackendOptions& options :
