@@ -15,12 +15,15 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/fenced/fenced_backend.h"
 #include "kernels/reference/reference_backend.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
 #if defined(TANDEM_CUDA)
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/visible_gpus.h"
-#include "runtime/base/log.h"
+#else
+#include <filesystem>
+#include <system_error>
 #endif
 
 namespace tandem {
@@ -116,8 +119,26 @@ BackendOr CreateGpu(const BackendOptions& options) {
                       options.device, options.isa));
 }
 
+// Which file shows that NVIDIA's driver runs, or that a container was given a GPU; empty: none.
+std::string FileOfDriver(const std::string& root) {
+  std::error_code error;
+  for (const char* const file : {"proc/driver/nvidia/version", "dev/nvidia0"}) {
+    if (std::filesystem::exists(root + file, error)) return absl::StrCat("/", file);
+  }
+  return "";
+}
+
 BackendOr CreateBest(const BackendOptions& options) {
-  return IsOfGpu(options.isa) ? CreateGpu(options) : CreateCpu(options);
+  if (IsOfGpu(options.isa)) return CreateGpu(options);
+  const std::string file = options.isa == "auto" ? FileOfDriver(options.root) : "";
+  if (!file.empty()) {
+    LogWarning("the CPU computes",
+               {{"why", absl::StrCat("this machine has a GPU (", file,
+                                     "), and this program was built without CUDA: take a build of "
+                                     "the preset cuda (the image tandem-worker-cuda), or choose "
+                                     "--device cpu if that is meant")}});
+  }
+  return CreateCpu(options);
 }
 
 #endif

@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <string>
+
 #include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/support/count_of.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -95,6 +100,30 @@ TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
     EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
   }
   EXPECT_EQ((*CreateBackend({.device = "auto"}))->name(), "cpu");
+}
+
+// Nobody asked for a CPU's speed.
+TEST(CreateBackendTest, AGpuThatABuildWithoutCudaLeavesAloneIsAWarning) {
+  const auto warning = [](const BackendOptions& options) {
+    testing::internal::CaptureStderr();
+    const auto backend = CreateBackend(options);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ((*backend)->name(), "cpu");
+    return said;
+  };
+  for (const std::string file : {"proc/driver/nvidia/version", "dev/nvidia0"}) {
+    const TempFolder machine;
+    const std::string root = machine.path() + "/";
+    EXPECT_EQ(warning({.device = "auto", .root = root}), "");
+    std::filesystem::create_directories(std::filesystem::path(root + file).parent_path());
+    machine.Write(file, "");
+    const std::string said = warning({.device = "auto", .root = root});
+    EXPECT_THAT(said, testing::HasSubstr("this machine has a GPU (/" + file + ")"));
+    EXPECT_THAT(said, testing::HasSubstr("the preset cuda (the image tandem-worker-cuda)"));
+    EXPECT_EQ(CountOf("\n", said), 1);
+    EXPECT_EQ(warning({.device = "auto", .isa = "generic", .root = root}), "");
+    EXPECT_EQ(warning({.device = "cpu", .root = root}), "");
+  }
 }
 #endif
 
