@@ -26,6 +26,7 @@
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/ended_lives.h"
+#include "services/server/build_info.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/server/limits.h"
@@ -149,6 +150,12 @@ TEST(WorkerOperationTest, AWorkerWhoseDeviceIsLostAsItStartsIsToBeReplaced) {
     EXPECT_EXIT(run(lost_at), testing::ExitedWithCode(kExitToBeReplaced),
                 std::string(told) + ".*an error that stays");
   }
+}
+
+// Which is UCX's word, not that of the headers.
+TEST(WorkerOperationTest, AWorkerKnowsWhichUcxItHasLoaded) {
+  EXPECT_EQ(LoadedUcx(), ThisBuild().ucx);
+  EXPECT_EQ(ThisBuild().ucx_loaded, "") << "it is the one that this was built with";
 }
 
 // Who has not its secret is told nothing by it.
