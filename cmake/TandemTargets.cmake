@@ -10,7 +10,7 @@ endfunction()
 function(tandem_executable)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
-  target_link_libraries(${ARG_NAME} PRIVATE tandem_options ${ARG_DEPS})
+  target_link_libraries(${ARG_NAME} PRIVATE tandem_options tandem_commit ${ARG_DEPS})
   install(TARGETS ${ARG_NAME} RUNTIME DESTINATION bin)
 endfunction()
 

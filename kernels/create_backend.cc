@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -14,12 +15,15 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/fenced/fenced_backend.h"
 #include "kernels/reference/reference_backend.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
 #if defined(TANDEM_CUDA)
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/visible_gpus.h"
-#include "runtime/base/log.h"
+#else
+#include <filesystem>
+#include <system_error>
 #endif
 
 namespace tandem {
@@ -57,14 +61,34 @@ bool IsOfGpu(const std::string& isa) {
   return std::find(std::begin(kIsasOfGpus), std::end(kIsasOfGpus), isa) != std::end(kIsasOfGpus);
 }
 
+bool IsOfCpu(const std::string& isa) {
+  const std::span<const Isa> known = KnownIsas();
+  return std::any_of(known.begin(), known.end(), [&](const Isa& one) { return one.name == isa; });
+}
+
+// That the instruction set is one of that device, before anything is asked of the machine.
+absl::Status CheckIsa(const std::string& device, const std::string& isa) {
+  const bool gpu = absl::StartsWith(device, "cuda");
+  const bool any = device == "auto";
+  const bool of_gpu = IsOfGpu(isa), of_cpu = IsOfCpu(isa);
+  const bool fits = any ? of_gpu || of_cpu : gpu ? of_gpu : of_cpu;
+  if (isa == "auto" || fits) return absl::OkStatus();
+  const std::string known =
+      gpu ? absl::StrCat("a GPU has auto, ", absl::StrJoin(kIsasOfGpus, ", "))
+          : absl::StrCat("the cpu has auto, ",
+                         absl::StrJoin(KnownIsas(), ", ", [](std::string* out, const Isa& one) {
+                           absl::StrAppend(out, one.name);
+                         }));
+  const char* why = "there is no such";
+  if (of_gpu) why = "that is a GPU's";
+  if (of_cpu) why = "that is the cpu's";
+  return absl::InvalidArgumentError(
+      absl::StrFormat("device %s, instruction set \"%s\": %s; %s", device, isa, why, known));
+}
+
 #if defined(TANDEM_CUDA)
 
 BackendOr CreateGpu(const BackendOptions& options) {
-  if (options.isa != "auto" && !IsOfGpu(options.isa)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("unknown instruction set \"%s\" of a GPU; known: auto, %s", options.isa,
-                        absl::StrJoin(kIsasOfGpus, ", ")));
-  }
   if (const std::string name = NameOfOneGpu(options.device); !name.empty()) {
     int number = 0;
     TANDEM_RETURN_IF_ERROR(absl::SimpleAtoi(name, &number) ? SeeOneGpu(number) : SeeOneGpu(name));
@@ -95,8 +119,26 @@ BackendOr CreateGpu(const BackendOptions& options) {
                       options.device, options.isa));
 }
 
+// Which file shows that NVIDIA's driver runs, or that a container was given a GPU; empty: none.
+std::string FileOfDriver(const std::string& root) {
+  std::error_code error;
+  for (const char* const file : {"proc/driver/nvidia/version", "dev/nvidia0"}) {
+    if (std::filesystem::exists(root + file, error)) return absl::StrCat("/", file);
+  }
+  return "";
+}
+
 BackendOr CreateBest(const BackendOptions& options) {
-  return IsOfGpu(options.isa) ? CreateGpu(options) : CreateCpu(options);
+  if (IsOfGpu(options.isa)) return CreateGpu(options);
+  const std::string file = options.isa == "auto" ? FileOfDriver(options.root) : "";
+  if (!file.empty()) {
+    LogWarning("the CPU computes",
+               {{"why", absl::StrCat("this machine has a GPU (", file,
+                                     "), and this program was built without CUDA: take a build of "
+                                     "the preset cuda (the image tandem-worker-cuda), or choose "
+                                     "--device cpu if that is meant")}});
+  }
+  return CreateCpu(options);
 }
 
 #endif
@@ -129,16 +171,18 @@ std::vector<std::string> ListGpus(const BackendOptions& options) {
 
 BackendOr CreateBackend(const BackendOptions& options) {
   if (options.device == "reference") return CreateReferenceBackend();
-  if (options.device == "cpu") return CreateCpu(options);
-  if (options.device == "fenced" || options.device == "fenced_pool") {
-    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<Backend> cpu, CreateCpu(options));
-    return CreateFencedBackend(
-        std::move(cpu), options.device == "fenced" ? MemoryKind::kHost : MemoryKind::kDevice);
-  }
-  if (const absl::Status known = CheckDevice(options.device); !known.ok()) {
+  const bool fenced = options.device == "fenced" || options.device == "fenced_pool";
+  if (const absl::Status known = CheckDevice(options.device); !known.ok() && !fenced) {
     return absl::InvalidArgumentError(
         absl::StrFormat("device: %s; or, for tests, reference, fenced or fenced_pool",
                         std::string(known.message())));
+  }
+  TANDEM_RETURN_IF_ERROR(CheckIsa(options.device, options.isa));
+  if (options.device == "cpu") return CreateCpu(options);
+  if (fenced) {
+    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<Backend> cpu, CreateCpu(options));
+    return CreateFencedBackend(
+        std::move(cpu), options.device == "fenced" ? MemoryKind::kHost : MemoryKind::kDevice);
   }
   return options.device == "auto" ? CreateBest(options) : CreateGpu(options);
 }

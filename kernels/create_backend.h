@@ -20,7 +20,8 @@ std::vector<std::string> IsaChoices();
 
 struct BackendOptions {
   // "auto": a GPU where this was built with CUDA, there is one and `isa` is none of a cpu; else the
-  // cpu. One that is there and cannot be used is an error. "cpu". "cuda", the process's first GPU;
+  // cpu. One that is there and cannot be used is an error; without CUDA, if `isa` is "auto", too, a
+  // warning. "cpu". "cuda", the process's first GPU;
   // "cuda:N", the N-th of those that it sees, or "cuda:UUID", one of the machine's, for both of
   // which this process must not have used a GPU before. For tests "reference", plain scalar code,
   // the specification, "fenced", the cpu as a device whose memory is elsewhere, and "fenced_pool",
@@ -41,8 +42,8 @@ absl::Status CheckDevice(const std::string& device);
 // be used. Who has looked cannot fork and use one.
 std::vector<std::string> ListGpus(const BackendOptions& options);
 
-// InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this
-// machine lacks the device or the instruction set.
+// InvalidArgument for an unknown name, an instruction set of the other kind of device or a thread
+// count out of range; FailedPrecondition if this machine lacks the device or the instruction set.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace tandem

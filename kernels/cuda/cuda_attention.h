@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/cuda/processor_limits.h"
 #include "kernels/support/host_args.h"
@@ -44,9 +45,15 @@ cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* s
 // so.
 cudaError_t WgmmaPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                   const ProcessorLimits& limits, cudaStream_t stream);
-// Tries, on the stream's device, whether products of four warps have the bits of those of one; if
-// there are none they have not. Waits for the stream.
-cudaError_t WarpgroupsSumAsWarps(cudaStream_t stream, bool* same);
+
+// How many sums of products of four warps were to be compared with those of one, were, and have
+// other bits. None is compared where the kernels that run have no such products.
+struct WarpgroupTrial {
+  uint64_t wanted = 0, compared = 0, different = 0;
+  bool same() const { return compared == wanted && different == 0; }
+};
+// On the stream's device. Waits for the stream.
+cudaError_t TryWarpgroups(cudaStream_t stream, WarpgroupTrial* trial);
 
 }  // namespace tandem
 

@@ -25,6 +25,7 @@
 #include "kernels/support/staging_ring.h"
 #include "kernels/support/validate.h"
 #include "runtime/base/check.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -46,6 +47,19 @@ GpuIdentity IdentityOf(const cudaDeviceProp& properties, int newest_cuda) {
           .compute_capability = absl::StrCat(properties.major, ".", properties.minor),
           .newest_cuda = CudaVersion(newest_cuda),
           .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+}
+
+void LogTrial(const WarpgroupTrial& trial) {
+  const LogField wanted("sums", trial.wanted), compared("compared", trial.compared),
+      different("different", trial.different);
+  if (trial.same()) {
+    LogInfo("wgmma was tried: it sums as mma.sync does, and is used", {wanted});
+  } else {
+    LogWarning(
+        "wgmma was tried and is left out: its sums are not all mma.sync's; long prompts take "
+        "longer",
+        {wanted, compared, different});
+  }
 }
 
 class CudaLinearOp final : public LinearOp {
@@ -396,12 +410,14 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(std::string_view isa)
                         properties.name, properties.major, properties.minor, kOldestMajor));
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
-  bool has_warpgroup_products = false;
+  WarpgroupTrial trial;
   if (products == CudaProducts::kTensorCores && isa != "mma" && properties.major == kWgmmaMajor &&
       properties.minor == 0) {
-    TANDEM_RETURN_IF_ERROR(CudaStatus(WarpgroupsSumAsWarps(stream->get(), &has_warpgroup_products),
-                                      "trying the products of four warps"));
+    TANDEM_RETURN_IF_ERROR(
+        CudaStatus(TryWarpgroups(stream->get(), &trial), "trying the products of four warps"));
+    LogTrial(trial);
   }
+  const bool has_warpgroup_products = trial.wanted > 0 && trial.same();
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> checksum_stream,
                           CudaStream::Create(CudaStream::Kind::kUrgent));
   return std::make_unique<CudaBackend>(properties, IdentityOf(properties, newest_cuda), products,

@@ -10,7 +10,7 @@ namespace tandem {
 struct ProcessorLimits {
   int num_processors;
   size_t max_shared_bytes;  // of a block
-  // It has products of four warps, and they have the bits of a warp's (WarpgroupsSumAsWarps).
+  // It has products of four warps, and they have the bits of a warp's (TryWarpgroups).
   bool has_warpgroup_products = false;
 };
 

@@ -2,13 +2,16 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -43,22 +46,53 @@ std::string TraceOfGpu(const std::string& root) {
   return std::filesystem::exists(root + "dev/nvidiactl", error) ? "/dev/nvidiactl" : "";
 }
 
-// As who wants no GPU writes it.
+// As who wants no GPU writes it; what is merely wrong is a mistake.
 bool NamesNone(const char* visible) {
   if (visible == nullptr) return false;
-  const std::vector<std::string> names = absl::StrSplit(visible, ',', absl::SkipWhitespace());
-  return names.empty() || absl::StartsWith(names[0], "-") || names[0] == "NoDevFiles";
+  const absl::string_view text = absl::StripAsciiWhitespace(visible);
+  return text.empty() || absl::StartsWith(text, "-") || text == "NoDevFiles";
+}
+
+// Whether it has the form of an index or of the UUID of a GPU or of a slice of one.
+bool MayNameGpu(absl::string_view name) {
+  int index = 0;
+  const bool digits = std::all_of(name.begin(), name.end(), absl::ascii_isdigit);
+  return (digits && absl::SimpleAtoi(name, &index)) || absl::StartsWith(name, kUuidPrefix) ||
+         absl::StartsWith(name, "MIG-");
+}
+
+bool SameIndex(absl::string_view a, absl::string_view b) {
+  int first = 0, second = 0;
+  return absl::SimpleAtoi(a, &first) && absl::SimpleAtoi(b, &second) && first == second;
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> NameOfGpu(const char* visible, int number) {
   if (visible == nullptr) return absl::StrCat(number);
-  const std::vector<std::string> names = absl::StrSplit(visible, ',', absl::SkipWhitespace());
-  if (number < static_cast<int>(names.size())) return names[static_cast<size_t>(number)];
-  return absl::InvalidArgumentError(
-      absl::StrFormat("GPU %d, counted from 0, is not there: %s=%s names %d", number, kVariable,
-                      visible, names.size()));
+  const auto refused = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "GPU %d, counted from 0, is not there: %s=%s %s", number, kVariable, visible, why));
+  };
+  std::vector<absl::string_view> names;
+  std::string end;
+  for (absl::string_view name : absl::StrSplit(visible, ',')) {
+    name = absl::StripAsciiWhitespace(name);
+    if (!MayNameGpu(name)) {
+      end = absl::StrCat(" before \"", name, "\", which is no GPU and ends the list");
+      break;
+    }
+    for (const absl::string_view before : names) {
+      if (name == before || SameIndex(name, before)) {
+        return refused(absl::StrCat("names ", name, " twice, for which CUDA shows no GPU at all"));
+      }
+    }
+    names.push_back(name);
+  }
+  if (number < static_cast<int>(names.size())) {
+    return std::string(names[static_cast<size_t>(number)]);
+  }
+  return refused(absl::StrCat("names ", names.size(), end));
 }
 
 std::string UuidOfGpu(std::string_view bytes) {

@@ -1,4 +1,16 @@
 // Which GPUs a process sees: those of CUDA_VISIBLE_DEVICES, which CUDA reads when it is first used.
+//
+// CUDA's programming guide says of it: unset, all GPUs are seen, and empty, none. An entry is an
+// index or a UUID, or as much of its beginning as no other GPU shares; GPUs are seen in the order
+// of the entries, and behind an index that is invalid, -1 say, none is. It does not say what comes
+// of an empty entry or of one that is no number and no UUID, which end the list here as well; that
+// spaces beside an entry do not count; nor that a GPU named twice leaves none to be seen, as CUDA
+// has it.
+//
+// CUDA itself is asked wherever that can be. Only who is to see one GPU of several reads the list,
+// since afterwards CUDA would not read it again. Whether the entries before are GPUs of this
+// machine, or one GPU by two names, is then unknown: "0,9,1" on a machine with two has GPU 1 as
+// number 2, where CUDA sees GPU 0 alone.
 
 #ifndef TANDEM_KERNELS_CUDA_VISIBLE_GPUS_H_
 #define TANDEM_KERNELS_CUDA_VISIBLE_GPUS_H_
@@ -13,7 +25,7 @@
 namespace tandem {
 
 // The name of number `number` of those that `visible` lists, or its number where that is null, as
-// the variable has it. InvalidArgument, with both, if there are not so many.
+// the variable has it. InvalidArgument, with both, if there are not so many, or one is there twice.
 absl::StatusOr<std::string> NameOfGpu(const char* visible, int number);
 
 // Its UUID as NVIDIA's tools write it ("GPU-1234abcd-..."), of the 16 bytes that CUDA gives.

@@ -153,7 +153,7 @@ cudaError_t CountTrials(TrialCounts* counts, TrialCounts* counted, cudaStream_t 
 
 }  // namespace
 
-cudaError_t WarpgroupsSumAsWarps(cudaStream_t stream, bool* same) {
+cudaError_t TryWarpgroups(cudaStream_t stream, WarpgroupTrial* trial) {
   constexpr uint64_t kAll = uint64_t{kCases} * kTrialThreads *
                             (kQueryColumns + kNarrowColumns + kValueColumns + kRowColumns) / 2;
   void* counts = nullptr;
@@ -163,7 +163,7 @@ cudaError_t WarpgroupsSumAsWarps(cudaStream_t stream, bool* same) {
   TrialCounts counted = {};
   const cudaError_t error = CountTrials(static_cast<TrialCounts*>(counts), &counted, stream);
   (void)cudaFree(counts);
-  *same = error == cudaSuccess && counted.compared == kAll && counted.different == 0;
+  *trial = {.wanted = kAll, .compared = counted.compared, .different = counted.different};
   return error;
 }
 

@@ -248,7 +248,9 @@ void RouterCore::Do(const WatchCommand& command) {
   } else {
     owner_->OnKvEvents(command.worker, std::get<KvEvents>(command.update));
   }
-  command.watch->ReadNext();
+  const FleetWorker* const worker = owner_->fleet().Find(command.worker);
+  command.watch->ReadNext(worker != nullptr &&
+                          owner_->fleet().FaultOf(*worker, now_us) == WorkerFault::kNone);
 }
 
 void RouterCore::Do(WatchLostCommand command) {

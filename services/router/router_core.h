@@ -37,8 +37,10 @@ namespace tandem {
 class WatchReader {
  public:
   virtual ~WatchReader() = default;
-  virtual void ReadNext() = 0;  // The last WatchUpdate has been dealt with.
-  virtual void Refuse() = 0;    // The last, a registration, is of no use: the Watch ends.
+  // The last WatchUpdate has been dealt with. A session is no use while the worker is silent or
+  // makes no progress.
+  virtual void ReadNext(bool wants_session) = 0;
+  virtual void Refuse() = 0;  // The last, a registration, is of no use: the Watch ends.
 };
 
 // One open Session to a worker. Lives as long as the core holds it.

@@ -130,8 +130,8 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
     StartWriteLast(&request_, grpc::WriteOptions());
   }
 
-  void ReadNext() override {
-    channel_->OnWatchAccepted(this);
+  void ReadNext(bool wants_session) override {
+    channel_->OnWatchAccepted(this, wants_session);
     Read();
   }
   void Refuse() override {
@@ -268,7 +268,7 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
       } else {
         next_us = std::min(next_us, watch_dialling_.pause.until_us);
       }
-    } else if (accepted_ && session_ == nullptr) {
+    } else if (wants_session_ && session_ == nullptr) {
       if (session_dialling_.Due(now_us)) {
         const SessionId id = next_session_->fetch_add(1);
         new_session = session_ = std::make_shared<Session>(shared_from_this(), wire_, id, worker_);
@@ -382,10 +382,10 @@ absl::Status WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update,
   return absl::OkStatus();
 }
 
-void WorkerChannel::OnWatchAccepted(Watch* watch) {
+void WorkerChannel::OnWatchAccepted(Watch* watch, bool wants_session) {
   MutexLock lock(&mu_);
-  if (watch != watch_.get() || std::exchange(accepted_, true)) return;
-  wake_();
+  if (watch != watch_.get()) return;
+  if (!std::exchange(wants_session_, wants_session) && wants_session) wake_();
 }
 
 void WorkerChannel::OnWatchRefused(Watch* watch) {
@@ -418,7 +418,7 @@ void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
                                             : "a worker refuses this router",
                {{"address", address_}, {"why", why.ToString()}});
   }
-  registered_ = accepted_ = false;
+  registered_ = wants_session_ = false;
   wake_();
   idle_.SignalAll();
 }
@@ -453,8 +453,8 @@ void WorkerChannel::OnSessionDone(Session* session, const absl::Status& why) {
     last = std::move(session_);
     session_ = nullptr;
     session_dialling_.ended = true;
-    if (session->announced) {
-      core_->OnSessionLost(session->id);
+    if (session->announced) core_->OnSessionLost(session->id);
+    if (session_dialling_.answered) {  // Else the core did not take it.
       LogInfo("session ended", {{"worker", session->worker.name}, {"why", why.ToString()}});
     }
     wake_();

@@ -4,7 +4,8 @@
 // Whatever breaks is dialled again after a short pause, so that a worker that was restarted is back
 // within a second; what never stands for a second is dialled four times a second at most, however
 // well it begins. The channel outlives the worker's incarnations: what it reports carries the
-// incarnation that said it.
+// incarnation that said it. A worker that makes no progress has no session until its Watch tells
+// of some, and is dialled then at once.
 //
 // A worker is believed, but not trusted with this process's memory: of each call one message is
 // here at a time, measured before it is parsed, and charged if it is large. A Watch begins with a
@@ -103,7 +104,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   absl::Status OnWatchUpdate(Watch* watch, WatchUpdate update, RouterCore::Holding holding)
       EXCLUDES(mu_);
   // What it said has been taken: at first the registration.
-  void OnWatchAccepted(Watch* watch) EXCLUDES(mu_);
+  void OnWatchAccepted(Watch* watch, bool wants_session) EXCLUDES(mu_);
   void OnWatchRefused(Watch* watch) EXCLUDES(mu_);
   void OnWatchDone(Watch* watch, const absl::Status& why) EXCLUDES(mu_);
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
@@ -129,8 +130,8 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   std::shared_ptr<Watch> watch_ GUARDED_BY(mu_);  // Both are kept until their end.
   std::shared_ptr<Session> session_ GUARDED_BY(mu_);
   WorkerId worker_ GUARDED_BY(mu_);
-  bool registered_ GUARDED_BY(mu_) = false;       // By the present Watch,
-  bool accepted_ GUARDED_BY(mu_) = false;         // which the core has taken.
+  bool registered_ GUARDED_BY(mu_) = false;       // By the present Watch.
+  bool wants_session_ GUARDED_BY(mu_) = false;    // As the core said last of it.
   int num_refusals_ GUARDED_BY(mu_) = 0;          // Watches since that were refused.
   int64_t unheard_since_us_ GUARDED_BY(mu_) = 0;  // 0: it is registered, or was never tended.
   bool told_unheard_ GUARDED_BY(mu_) = false;

@@ -86,10 +86,15 @@ absl::StatusOr<prometheus::ClientMetric> ReadSample(const v1::MetricSample& in,
 
 MetricsRegistry::MetricsRegistry() {
   const BuildInfo& build = ThisBuild();
-  Gauge(
-      "tandem_build_info",
-      "1; the version of this program and of what it was built with; empty: without it.",
-      {{"version", TANDEM_VERSION}, {"cuda", build.cuda}, {"nccl", build.nccl}, {"ucx", build.ucx}})
+  Gauge("tandem_build_info",
+        "1; the version and the commit of this program, and what it was built with; empty: without "
+        "it. ucx_loaded is empty where it is ucx.",
+        {{"version", TANDEM_VERSION},
+         {"commit", build.commit},
+         {"cuda", build.cuda},
+         {"nccl", build.nccl},
+         {"ucx", build.ucx},
+         {"ucx_loaded", build.ucx_loaded}})
       .Set(1);
   Gauge("tandem_start_time_seconds", "When this process began: Unix time.")
       .Set(static_cast<double>(std::time(nullptr)));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/protocol/ended_lives.h"
 #include "services/server/grpc_log.h"
 #include "services/server/program_config.h"
 
@@ -25,6 +26,8 @@ int ExitStatus(const absl::Status& why) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kUnavailable:  // A port that is another's.
       return kExitWrongUse;
+    case absl::StatusCode::kDataLoss:  // What it computes on was lost to it.
+      return kExitToBeReplaced;
     default:
       return 1;
   }

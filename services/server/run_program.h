@@ -25,8 +25,8 @@ struct Program {
 };
 
 // The exit status. Flags that are wrong are two lines on stderr and 2; what cannot start is a line
-// of the log and 2 where the same flags on this machine will fail again, else 1. With --help,
-// --version or --print-config it only prints.
+// of the log and 2 where the same flags on this machine will fail again, kExitToBeReplaced after
+// DataLoss, else 1. With --help, --version or --print-config it only prints.
 int RunProgram(const std::vector<std::string>& arguments, const Program& program);
 
 }  // namespace tandem

@@ -47,6 +47,12 @@ void StopSignal::Serving() {
   serving_ = true;
 }
 
+void StopSignal::Ask() {
+  const MutexLock lock(&mu_);
+  signal_ = SIGTERM;
+  came_.Signal();
+}
+
 int StopSignal::Wait(std::optional<std::chrono::microseconds> timeout) {
   const MutexLock lock(&mu_);
   if (timeout.has_value()) {

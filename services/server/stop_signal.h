@@ -22,6 +22,10 @@ class StopSignal {
   // The process has something to end in order: from now on signals are for Wait.
   void Serving() EXCLUDES(mu_);
 
+  // The process asks itself, as SIGTERM does once it serves. Asked while it starts, it ends in
+  // order when it has started. Any thread.
+  void Ask() EXCLUDES(mu_);
+
   // The last signal that has come since the last call, whatever came before it; 0 if none comes in
   // time. Without a time it waits for one.
   int Wait(std::optional<std::chrono::microseconds> timeout = std::nullopt) EXCLUDES(mu_);

@@ -1,8 +1,6 @@
 #include "services/worker/worker_process.h"
 
 #include <grpc/grpc.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -122,7 +120,8 @@ EngineOptions EngineOptionsOf(const WorkerOptions& options, const WorkerPlan& pl
 // What the flags say of a worker; its engine and the fingerprints of its model are known.
 absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetSecret& secret,
                                       const MachineLimits& machine, const WorkerPlan& plan,
-                                      EngineOptions engine, PeerTerms fingerprints) {
+                                      EngineOptions engine, PeerTerms fingerprints,
+                                      StopSignal* stop) {
   TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
   WorkerConfig worker;
   worker.engine = std::move(engine);
@@ -136,7 +135,7 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
   worker.ucx_devices = options.ucx_devices;
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
-  worker.on_drain = [] { kill(getpid(), SIGTERM); };
+  worker.on_drain = [stop] { stop->Ask(); };
   worker.on_hung = [] { std::_Exit(kExitToBeReplaced); };
   worker.secret = secret;
   worker.tls = options.fleet.tls;
@@ -192,7 +191,7 @@ absl::Status LogDeviceMemory(const WorkerPlan& plan, const Backend& backend) {
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
                                     const BackendFactory& create_backend,
                                     const NcclFactory& open_nccl, const UcxMemory& ucx_memory,
-                                    const FleetSecret& secret) {
+                                    const FleetSecret& secret, StopSignal* stop) {
   TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
@@ -221,7 +220,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options,
   fingerprints.kv_class = KvClass(*process.model, plan.layout);
   fingerprints.numerics_id = numerics_id;
   TANDEM_ASSIGN_OR_RETURN(WorkerConfig config,
-                          ConfigOf(options, secret, machine, plan, engine, fingerprints));
+                          ConfigOf(options, secret, machine, plan, engine, fingerprints, stop));
   TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
   config.backend = process.backend.get();
   config.nccl = process.nccl.get();
@@ -279,7 +278,7 @@ absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_ba
                    const FleetSecret& secret, StopSignal* stop) {
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
   absl::StatusOr<Process> process =
-      StartWorker(options, create_backend, open_nccl, ucx_memory, secret);
+      StartWorker(options, create_backend, open_nccl, ucx_memory, secret, stop);
   stop->Serving();
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));

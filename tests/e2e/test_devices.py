@@ -198,6 +198,17 @@ def test_a_gpu_that_is_lost_ends_at_once_and_its_streams_go_on_in_its_next_proce
         assert router.total("tandem_stream_resumes_total") > 0
 
 
+def test_a_gpu_that_is_lost_in_a_drain_is_told_by_the_exit_status(tmp_path, hybrid):
+    """Whoever asked for the drain hears that it was no good end."""
+    requests = short_requests(49, 2)
+    want = [ask(hybrid, request) for request in requests]
+    gpu = worker(tmp_path, "gpu", "--isa=fma", PATIENT, "--transport=grpc")
+    with gpu, Router(tmp_path, [gpu], PATIENT) as router:
+        router.wait_alive("hybrid", 1)
+        assert ask_until_one_ends(router, requests, gpu, gpu, signal.SIGTERM, KERNELS_FAIL) == want
+        assert "no step succeeds here any more" in gpu.log_path.read_text()
+
+
 def test_a_gpu_that_is_lost_while_idle_ends_with_the_first_block_that_it_cannot_take(tmp_path, hybrid):
     """Not after a row of healthy prefill workers that it has blamed: no step of its own would say what is wrong."""
     request, = short_requests(48, 1)

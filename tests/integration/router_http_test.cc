@@ -583,8 +583,8 @@ TEST_F(RouterHttpTest, NoWorkerOffersMoreThanTheModelsOwnContext) {
   EXPECT_THAT(longer.body, HasSubstr("context_length_exceeded"));
 }
 
-TEST_F(RouterHttpTest, AStalledWorkerIsNotDialledAgainAtOnce) {
-  Start({FakeWorkerOptions(), FakeWorkerOptions{.stalled = true}});
+TEST_F(RouterHttpTest, AWorkerWhoseSessionsAreOfNoUseIsNotDialledAgainAtOnce) {
+  Start({FakeWorkerOptions(), FakeWorkerOptions{.other_incarnation = true}});
   // Every dial without a pause that grows would be several a heartbeat.
   EXPECT_TRUE(Eventually([&] { return workers_[1]->num_heartbeats() > 60; }));
   EXPECT_GT(workers_[1]->num_sessions(), 1);

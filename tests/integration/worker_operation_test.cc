@@ -24,17 +24,21 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/protocol/ended_lives.h"
+#include "services/server/build_info.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/server/limits.h"
 #include "services/worker/hang_watch.h"
 #include "services/worker/worker.h"
+#include "services/worker/worker_process.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/integration/worker_fixture.h"
 #include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/health.h"
 #include "tests/support/metric_value.h"
 #include "tests/support/raw_http.h"
@@ -110,6 +114,48 @@ TEST(WorkerOperationTest, AWorkerProcessIsWhatItsFlagsSay) {
   int status = -1;
   EXPECT_EQ(waitpid(child.pid(), &status, 0), child.pid());
   EXPECT_EQ(DescribeExit(status), "exit status 0");
+}
+
+// A CPU in a device's place, which says at the n-th look at its memory that it is lost.
+class LosableBackend final : public ForwardingBackend {
+ public:
+  LosableBackend(std::unique_ptr<Backend> cpu, int lost_at)
+      : ForwardingBackend(std::move(cpu)), looks_left_(lost_at) {}
+  absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
+    if (--looks_left_ == 0) return absl::DataLossError("an error that stays");
+    return DeviceMemory{.total_bytes = int64_t{8} << 30, .free_bytes = int64_t{8} << 30};
+  }
+
+ private:
+  mutable std::atomic<int> looks_left_;
+};
+
+// While it plans; in its first look when it begins to serve; and behind that.
+TEST(WorkerOperationTest, AWorkerWhoseDeviceIsLostAsItStartsIsToBeReplaced) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const TempFolder folder;
+  const auto run = [&](int lost_at) {
+    alarm(120);
+    std::exit(RunWorkerProcess(
+        {"--model=" TANDEM_TEST_DATA "/demo_model", "--transport=grpc", "--max-model-len=128",
+         "--threads=1", "--kv-memory=64MiB", "--cache-dir=" + folder.path()},
+        [lost_at](const BackendOptions& options) -> absl::StatusOr<std::unique_ptr<Backend>> {
+          TANDEM_ASSIGN_OR_RETURN(auto cpu, CreateBackend(options));
+          return std::make_unique<LosableBackend>(std::move(cpu), lost_at);
+        }));
+  };
+  for (const auto& [lost_at, told] :
+       {std::pair(1, "cannot start"), std::pair(2, "no step succeeds here any more"),
+        std::pair(3, "cannot start")}) {
+    EXPECT_EXIT(run(lost_at), testing::ExitedWithCode(kExitToBeReplaced),
+                std::string(told) + ".*an error that stays");
+  }
+}
+
+// Which is UCX's word, not that of the headers.
+TEST(WorkerOperationTest, AWorkerKnowsWhichUcxItHasLoaded) {
+  EXPECT_EQ(LoadedUcx(), ThisBuild().ucx);
+  EXPECT_EQ(ThisBuild().ucx_loaded, "") << "it is the one that this was built with";
 }
 
 // Who has not its secret is told nothing by it.

@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <string>
+
 #include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
+#include "tests/support/count_of.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -60,6 +65,29 @@ TEST(CreateBackendTest, AnInstructionSetOfTheCpuAsksForTheCpu) {
   EXPECT_EQ((*CreateBackend({.device = "auto", .isa = "generic"}))->name(), "cpu");
 }
 
+TEST(CreateBackendTest, AnInstructionSetOfAnotherDeviceIsRefusedAsThat) {
+  const auto why = [](const char* device, const char* isa) {
+    const absl::Status status = CreateBackend({.device = device, .isa = isa}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << device << ", " << isa << ": " << status;
+    return status.ToString();
+  };
+  for (const char* const device : {"cpu", "fenced", "fenced_pool"}) {
+    for (const char* const isa : {"tensor", "mma", "fma"}) {
+      EXPECT_THAT(why(device, isa), testing::HasSubstr(std::string("set \"") + isa +
+                                                       "\": that is a GPU's; the cpu has auto, "));
+    }
+    EXPECT_THAT(why(device, "mmx"), testing::HasSubstr("there is no such; the cpu has auto, "));
+  }
+  for (const char* const device : {"cuda", "cuda:0"}) {
+    for (const Isa& isa : KnownIsas()) {
+      EXPECT_THAT(why(device, isa.name),
+                  testing::HasSubstr("that is the cpu's; a GPU has auto, tensor, mma, fma"));
+    }
+  }
+  EXPECT_THAT(why("cpu", "mma"), testing::HasSubstr(KnownIsas().back().name));
+  EXPECT_THAT(why("auto", "mmx"), testing::HasSubstr("there is no such"));
+}
+
 #if !defined(TANDEM_CUDA)
 TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
   for (const BackendOptions& options :
@@ -72,6 +100,30 @@ TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
     EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
   }
   EXPECT_EQ((*CreateBackend({.device = "auto"}))->name(), "cpu");
+}
+
+// Nobody asked for a CPU's speed.
+TEST(CreateBackendTest, AGpuThatABuildWithoutCudaLeavesAloneIsAWarning) {
+  const auto warning = [](const BackendOptions& options) {
+    testing::internal::CaptureStderr();
+    const auto backend = CreateBackend(options);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ((*backend)->name(), "cpu");
+    return said;
+  };
+  for (const std::string file : {"proc/driver/nvidia/version", "dev/nvidia0"}) {
+    const TempFolder machine;
+    const std::string root = machine.path() + "/";
+    EXPECT_EQ(warning({.device = "auto", .root = root}), "");
+    std::filesystem::create_directories(std::filesystem::path(root + file).parent_path());
+    machine.Write(file, "");
+    const std::string said = warning({.device = "auto", .root = root});
+    EXPECT_THAT(said, testing::HasSubstr("this machine has a GPU (/" + file + ")"));
+    EXPECT_THAT(said, testing::HasSubstr("the preset cuda (the image tandem-worker-cuda)"));
+    EXPECT_EQ(CountOf("\n", said), 1);
+    EXPECT_EQ(warning({.device = "auto", .isa = "generic", .root = root}), "");
+    EXPECT_EQ(warning({.device = "cpu", .root = root}), "");
+  }
 }
 #endif
 

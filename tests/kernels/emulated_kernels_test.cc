@@ -411,6 +411,52 @@ TEST_F(NarrowedTest, GpusHaveNamesThatNoEnvironmentChanges) {
   EXPECT_THAT(VisibleGpus(), testing::IsEmpty());
 }
 
+// What CUDA shows of a list is what cuda:N takes of it.
+TEST_F(NarrowedTest, AListIsReadAsCudaReadsIt) {
+  const std::string uuid = emulated::UuidOf(1);
+  const std::string shared = "GPU-00000000";  // How all of them begin.
+  const std::tuple<std::string, std::vector<int>, std::string> cases[] = {
+      {"2,0", {2, 0}, "names 2"},
+      {" 2, 0 ", {2, 0}, "names 2"},
+      {"0,-1,1", {0}, "names 1 before \"-1\", which is no GPU and ends the list"},
+      {"-1,0", {}, "names 0 before \"-1\""},
+      {"", {}, "names 0"},
+      {",0", {}, "names 0 before \"\""},
+      {"1,,0", {1}, "names 1 before \"\""},
+      {"1,two,0", {1}, "names 1 before \"two\""},
+      {"1, 99999999999 ,0", {1}, "names 1 before \"99999999999\""},
+      {uuid + ",0", {1, 0}, "names 2"},
+      {"0,0", {}, "names 0 twice"},
+      {"1,2,1", {}, "names 1 twice"},
+      {uuid + ",2," + uuid, {}, "twice, for which CUDA shows no GPU at all"},
+      {"0,-1,0", {0}, "names 1 before \"-1\""},
+      {"0,NoDevFiles", {0}, "names 1 before \"NoDevFiles\""},
+  };
+  for (const auto& [list, seen, why] : cases) {
+    std::vector<std::string> uuids;
+    for (const int gpu : seen) uuids.push_back(emulated::UuidOf(gpu));
+    for (size_t i = 0; i <= uuids.size(); ++i) {
+      Set(list);
+      EXPECT_THAT(VisibleGpus(), testing::ElementsAreArray(uuids)) << list;
+      const absl::Status status = SeeOneGpu(static_cast<int>(i));
+      if (i < uuids.size()) {
+        ASSERT_TRUE(status.ok()) << list << ": " << status;
+        EXPECT_THAT(VisibleGpus(), testing::ElementsAre(uuids[i])) << list;
+      } else {
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << list << ": " << status;
+        EXPECT_THAT(status.ToString(), testing::AllOf(testing::HasSubstr("=" + list + " names "),
+                                                      testing::HasSubstr(why)));
+      }
+    }
+  }
+  // Whether other GPUs share the beginning of a UUID CUDA alone knows.
+  Set(shared);
+  EXPECT_THAT(VisibleGpus(), testing::IsEmpty());
+  ASSERT_TRUE(SeeOneGpu(0).ok());
+  const absl::Status backend = CreateCudaBackend("fma").status();
+  EXPECT_THAT(backend.ToString(), testing::HasSubstr("this process sees \"" + shared + "\""));
+}
+
 // Dealt out in one environment, taken in another: the same card, or none.
 TEST_F(NarrowedTest, WhoIsGivenAUuidSeesThatGpuAlone) {
   for (const char* const narrowed : {"0", "2,1", "1,GPU-gone", ""}) {
@@ -490,6 +536,10 @@ TEST_F(BrokenDriverTest, AutoIsNotTheCpuWhereAGpuCannotBeUsed) {
   for (const char* const none : {"", " ", "-1", "NoDevFiles"}) {
     Set(none);
     EXPECT_EQ(Auto(), "cpu") << none;
+  }
+  for (const char* const mistaken : {",0", "0,0", "gpu0"}) {
+    Set(mistaken);
+    EXPECT_THAT(Auto(), testing::HasSubstr("0000:3b:00.0")) << mistaken;
   }
 }
 

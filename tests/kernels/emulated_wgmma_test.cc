@@ -283,6 +283,23 @@ TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
   EXPECT_GT(call, 7);
 }
 
+// Whoever wonders at slow prompts finds it in the log; who is tried nothing says nothing.
+TEST_F(EmulatedWgmmaAttentionTest, TheTrialIsALineOfTheLog) {
+  const auto said = [](const char* isa) {
+    testing::internal::CaptureStderr();
+    EXPECT_TRUE(CreateCudaBackend(isa).ok());
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said("tensor"), testing::AllOf(HasSubstr("\"level\":\"info\""),
+                                             HasSubstr("it sums as mma.sync does, and is used")));
+  emulated::SumWarpgroupsByHalves(true);
+  EXPECT_THAT(said("tensor"),
+              testing::AllOf(HasSubstr("\"level\":\"warning\""),
+                             HasSubstr("and is left out: its sums are not all mma.sync's"),
+                             testing::ContainsRegex("\"compared\":[1-9].*\"different\":[1-9]")));
+  for (const char* const isa : {"mma", "fma"}) EXPECT_EQ(said(isa), "");
+}
+
 // What a worker measures of its numbers is the same, infinities and NaNs among them.
 TEST_F(EmulatedWgmmaAttentionTest, NumericsIdsAreThoseOfAWarpsProducts) {
   EXPECT_EQ(*ProbeNumerics(device_->backend(), {.head_dim = 64}),

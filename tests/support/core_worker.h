@@ -15,10 +15,12 @@ namespace tandem {
 
 class CountingWatch final : public WatchReader {
  public:
-  void ReadNext() override {}
+  void ReadNext(bool wants_session) override { wanted = wants_session; }
   void Refuse() override { ++num_refused; }
 
-  int num_refused = 0;  // Router thread, or after Flush().
+  // Router thread, or after Flush().
+  int num_refused = 0;
+  bool wanted = false;  // A session, the last time.
 };
 
 // Keeps what the core sends to a worker.

@@ -58,7 +58,10 @@ int32_t FakeToken(const FakeWorkerOptions& options, const std::vector<int32_t>& 
 class FakeWorker::Impl final : public v1::Worker::Service {
  public:
   explicit Impl(const FakeWorkerOptions& options)
-      : options_(options), incarnation_(std::random_device{}() | 1), door_(options.secret) {
+      : options_(options),
+        incarnation_(std::random_device{}() | 1),
+        door_(options.secret),
+        stalled_(options.stalled) {
     registry_.Counter("tandem_fake_submits_total", "Submits.");
     registry_.Gauge("tandem_fake_running", "Running.");
     grpc::ServerBuilder builder;
@@ -109,8 +112,8 @@ class FakeWorker::Impl final : public v1::Worker::Service {
       Heartbeat heartbeat;
       heartbeat.load.blocks = {.free = 1024, .total = 1024};
       heartbeat.load.running_sequences = num_running();
-      heartbeat.load.has_work = options_.stalled;
-      heartbeat.load.since_progress_us = options_.stalled ? 3'600'000'000 : 0;
+      heartbeat.load.has_work = stalled_;
+      heartbeat.load.since_progress_us = stalled_ ? 3'600'000'000 : 0;
       if (!Say(writer, heartbeat)) break;
       MutexLock lock(&mu_);
       ++num_heartbeats_;
@@ -191,6 +194,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     return grpc::Status::OK;
   }
 
+  void EndStall() { stalled_ = false; }
   void ReleaseHeld() {
     MutexLock lock(&mu_);
     released_ = true;
@@ -344,6 +348,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   int port_ = 0;
   MetricsRegistry registry_;
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> stalled_;
   mutable Mutex mu_;
   CondVar changed_;
   bool released_ GUARDED_BY(mu_) = false;
@@ -361,6 +366,7 @@ FakeWorker::~FakeWorker() = default;
 int FakeWorker::port() const { return impl_->port(); }
 std::string FakeWorker::address() const { return "127.0.0.1:" + std::to_string(port()); }
 void FakeWorker::ReleaseHeld() { impl_->ReleaseHeld(); }
+void FakeWorker::EndStall() { impl_->EndStall(); }
 int FakeWorker::num_watches() const { return impl_->num_watches(); }
 int FakeWorker::num_snapshots() const { return impl_->num_snapshots(); }
 int FakeWorker::num_heartbeats() const { return impl_->num_heartbeats(); }

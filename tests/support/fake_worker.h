@@ -55,6 +55,7 @@ class FakeWorker {
   int port() const;
   std::string address() const;
   void ReleaseHeld();
+  void EndStall();  // From now on what `stalled` says of heartbeats is not so.
   // So far.
   int num_watches() const;
   int num_snapshots() const;  // Full ones.

@@ -76,8 +76,8 @@ const char* cudaGetErrorString(cudaError_t error);
 // What SetDriver has said; before, it is as new as CUDA.
 cudaError_t cudaDriverGetVersion(int* version);
 
-// The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now, by numbers
-// or UUIDs, up to the first that there is not. All have one memory.
+// The machine has kNumGpus, of which a process sees what CUDA_VISIBLE_DEVICES says now
+// (visible_gpus.h). All have one memory.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
 

@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -11,7 +12,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/cuda/emulated/early_memory.h"
 #include "kernels/cuda/emulated/settings.h"
@@ -112,11 +116,17 @@ std::vector<int> SeenGpus() {
     for (int gpu = 0; gpu < kNumGpus; ++gpu) seen.push_back(gpu);
     return seen;
   }
-  for (const absl::string_view name : absl::StrSplit(visible, ',')) {
-    int gpu = 0;
-    while (gpu < kNumGpus && name != std::to_string(gpu) && name != UuidOf(gpu)) ++gpu;
-    if (gpu == kNumGpus) break;
-    seen.push_back(gpu);
+  for (const absl::string_view entry : absl::StrSplit(visible, ',')) {
+    const absl::string_view name = absl::StripAsciiWhitespace(entry);
+    std::vector<int> meant;
+    for (int gpu = 0; gpu < kNumGpus; ++gpu) {
+      if (name == std::to_string(gpu)) meant = {gpu};
+      const bool begins = absl::StartsWith(name, "GPU-") && absl::StartsWith(UuidOf(gpu), name);
+      if (begins) meant.push_back(gpu);
+    }
+    if (meant.size() != 1) break;
+    if (std::find(seen.begin(), seen.end(), meant[0]) != seen.end()) return {};
+    seen.push_back(meant[0]);
   }
   return seen;
 }

@@ -85,8 +85,9 @@ TEST(MetricsRegistryTest, EveryProcessSaysWhatItIsAndSinceWhen) {
   MetricsRegistry registry;
   const std::string text = MetricsToText(registry.Collect());
   const BuildInfo& build = ThisBuild();
-  EXPECT_THAT(text, HasSubstr("tandem_build_info{cuda=\"" + build.cuda + "\",nccl=\"" + build.nccl +
-                              "\",ucx=\"" + build.ucx + "\",version=\"" TANDEM_VERSION "\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("tandem_build_info{commit=\"\",cuda=\"" + build.cuda + "\",nccl=\"" +
+                              build.nccl + "\",ucx=\"" + build.ucx +
+                              "\",ucx_loaded=\"\",version=\"" TANDEM_VERSION "\"} 1\n"));
   EXPECT_GE(MetricValue(text, "tandem_start_time_seconds"), before);
   EXPECT_LE(MetricValue(text, "tandem_start_time_seconds"), before + 3600);
   EXPECT_THAT(text, HasSubstr("# TYPE tandem_log_lines_dropped_total counter\n"

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "runtime/protocol/ended_lives.h"
 #include "tests/support/count_of.h"
 
 namespace tandem {
@@ -102,6 +103,7 @@ TEST_F(RunProgramTest, TheExitStatusSaysWhetherItMayHelpToTryAgain) {
         std::pair(absl::FailedPreconditionError("no"), 2),
         std::pair(absl::UnavailableError("that port is another's"), 2),
         std::pair(absl::ResourceExhaustedError("no memory"), 1),
+        std::pair(absl::DataLossError("the device is lost"), kExitToBeReplaced),
         std::pair(absl::InternalError("no"), 1)}) {
     outcome_ = outcome;
     EXPECT_EQ(Run({}), status) << outcome;
@@ -129,6 +131,17 @@ TEST_F(RunProgramTest, WhoIsAskedToStopWhileItStartsEndsWell) {
     stop->Wait(std::chrono::seconds(30));
   };
   EXPECT_EXIT(std::exit(Run({})), testing::ExitedWithCode(0), "");
+}
+
+// Unlike who is asked by others: that has begun something.
+TEST_F(RunProgramTest, WhoAsksItselfWhileItStartsIsToldOnceItServes) {
+  work_ = [](StopSignal* stop) {
+    stop->Ask();
+    stop->Serving();
+    EXPECT_EQ(stop->Wait(), SIGTERM);
+    EXPECT_EQ(stop->Wait(std::chrono::microseconds(1)), 0);
+  };
+  EXPECT_EQ(Run({}), 0);
 }
 
 TEST_F(RunProgramTest, ASignalIsHeardOnce) {
