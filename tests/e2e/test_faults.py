@@ -171,14 +171,20 @@ def test_kills_that_come_faster_than_a_prompt_computes_end_no_request(tmp_path, 
 
         kill_one_of("prefill-0")  # And with it what it has cached, then the other's.
         kill_one_of("decode-0")
-        kills = 60 if full else 12
+        least, most = (60, 200) if full else (12, 40)
         with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
-            running = [pool.submit(ask, server, request) for request in requests]
-            for _ in range(kills):
+            running, answers, kills, resumed = [], [], 0, 0
+            # Where processes start slowly a request may end between two kills: then others take their place.
+            while kills < least or (resumed <= 8 and kills < most):
+                if all(future.done() for future in running):
+                    answers += running
+                    running = [pool.submit(ask, server, request) for request in requests]
                 time.sleep(rng.uniform(0.1, 0.3) * prompt_seconds)
                 kill_one_of("prefill-0", "decode-0")
-            assert [future.result() for future in running] == want
-        resumed = server.total("tandem_stream_resumes_total")
+                kills += 1
+                resumed = server.total("tandem_stream_resumes_total")
+            answers += running
+            assert [future.result() for future in answers] == want * (len(answers) // len(want))
         print(f"{kills} kills, a prompt takes {prompt_seconds:.2f} s, {resumed:.0f} resumed streams")
         assert resumed > 8, "too few kills met a running stream to tell anything"
         assert server.total("tandem_requests_total", outcome="poison") == 0
