@@ -73,12 +73,12 @@ absl::Status CheckIsa(const std::string& device, const std::string& isa) {
   const bool of_gpu = IsOfGpu(isa), of_cpu = IsOfCpu(isa);
   const bool fits = any ? of_gpu || of_cpu : gpu ? of_gpu : of_cpu;
   if (isa == "auto" || fits) return absl::OkStatus();
-  const std::string known =
-      gpu ? absl::StrCat("a GPU has auto, ", absl::StrJoin(kIsasOfGpus, ", "))
-          : absl::StrCat("the cpu has auto, ",
-                         absl::StrJoin(KnownIsas(), ", ", [](std::string* out, const Isa& one) {
-                           absl::StrAppend(out, one.name);
-                         }));
+  const std::string of_gpus = absl::StrCat("a GPU has auto, ", absl::StrJoin(kIsasOfGpus, ", "));
+  const std::string of_cpus = absl::StrCat(
+      "the cpu has auto, ", absl::StrJoin(KnownIsas(), ", ", [](std::string* out, const Isa& one) {
+        absl::StrAppend(out, one.name);
+      }));
+  const std::string known = any ? absl::StrCat(of_gpus, "; ", of_cpus) : gpu ? of_gpus : of_cpus;
   const char* why = "there is no such";
   if (of_gpu) why = "that is a GPU's";
   if (of_cpu) why = "that is the cpu's";
@@ -119,24 +119,16 @@ BackendOr CreateGpu(const BackendOptions& options) {
                       options.device, options.isa));
 }
 
-// Which file shows that NVIDIA's driver runs, or that a container was given a GPU; empty: none.
-std::string FileOfDriver(const std::string& root) {
-  std::error_code error;
-  for (const char* const file : {"proc/driver/nvidia/version", "dev/nvidia0"}) {
-    if (std::filesystem::exists(root + file, error)) return absl::StrCat("/", file);
-  }
-  return "";
-}
-
 BackendOr CreateBest(const BackendOptions& options) {
   if (IsOfGpu(options.isa)) return CreateGpu(options);
-  const std::string file = options.isa == "auto" ? FileOfDriver(options.root) : "";
-  if (!file.empty()) {
+  // The driver's; containers that were given no GPU have none.
+  std::error_code error;
+  if (options.isa == "auto" && std::filesystem::exists(options.root + "dev/nvidiactl", error)) {
     LogWarning("the CPU computes",
-               {{"why", absl::StrCat("this machine has a GPU (", file,
-                                     "), and this program was built without CUDA: take a build of "
-                                     "the preset cuda (the image tandem-worker-cuda), or choose "
-                                     "--device cpu if that is meant")}});
+               {{"why",
+                 "this machine has a GPU (/dev/nvidiactl), and this program was built without "
+                 "CUDA: take a build of the preset cuda (the image tandem-worker-cuda), or choose "
+                 "--device cpu if that is meant"}});
   }
   return CreateCpu(options);
 }

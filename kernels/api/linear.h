@@ -83,8 +83,8 @@ struct WeightPart {
   // [out_features, K / length of a run]. Empty: `data` has the very numbers. Of kInt4, runs are
   // groups (the last may be short), scales numbers of half precision, and a weight is
   // (q - zero) · scale: `data` is [out_features, K] bytes q from 0 to 15, whatever `dtype` says.
-  // Of kFp8, which always comes so, runs are groups, too, and a weight is number · scale, rounded
-  // to f32 and then to bf16: `data` is [out_features, K] E4m3.
+  // Those of kFp8, which always comes so, are groups, too, and a weight is number · scale, rounded
+  // to f32 and then to bf16: `data` is [out_features, K] E4m3, whatever `dtype` says.
   std::span<const float> scales = {};
   std::span<const uint8_t> zeros = {};  // 0 to 16, one a scale; kInt4 only.
 };

@@ -54,6 +54,9 @@ void LogTrial(const WarpgroupTrial& trial) {
       different("different", trial.different);
   if (trial.same()) {
     LogInfo("wgmma was tried: it sums as mma.sync does, and is used", {wanted});
+  } else if (trial.compared == 0) {
+    LogWarning("wgmma is left out: this build has no kernels for sm_90a; long prompts take longer",
+               {wanted});
   } else {
     LogWarning(
         "wgmma was tried and is left out: its sums are not all mma.sync's; long prompts take "

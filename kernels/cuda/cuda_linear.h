@@ -32,7 +32,8 @@ struct PackedLinear {
   WeightType weight_type;
   DType compute_dtype;
   DType output_dtype;
-  uint8_t group;  // LinearSpec::group. In a byte nothing behind it moves (README.md).
+  uint8_t
+      group;  // LinearSpec::group of 4 bits; else 0. In a byte nothing behind it moves (README.md).
   const std::byte* panels;
   const float* scales;  // [N] of outputs kept in 8 bits; else null
 };

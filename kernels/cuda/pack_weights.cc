@@ -224,7 +224,8 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
           .weight_type = spec.weight_type,
           .compute_dtype = spec.compute_dtype,
           .output_dtype = spec.activation && !tensor ? DType::kF32 : spec.output_dtype,
-          .group = static_cast<uint8_t>(spec.group),
+          .group = static_cast<uint8_t>(
+              spec.weight_type == WeightType::kInt4 ? spec.group : 0),  // Others know theirs.
           .panels = packed,
           .scales = int8 && packed != nullptr ? reinterpret_cast<const float*>(packed + panels)
                                               : nullptr};

@@ -87,12 +87,11 @@ struct TwoSteps : RowsOfTwoSteps<kTiles> {
   __device__ explicit TwoSteps(const TensorLaunch&) {}
   // So many panels of the warp are there.
   __device__ void Load(const Ring& ring, const LanePlaces& places, int panels, int half) {
-    const SharedPtr<std::byte> from = ring.panels() + places.weights + half * 2 * kStepPanelBytes;
+    const SharedPtr<std::byte> from = ring.panels() + places.weights;
 #pragma unroll
     for (int p = 0; p < kWarpPanels; ++p) {
       if (p >= panels) break;
-      weights[p][0] = LoadWeights(from + p * kWarps * kBlockPanelBytes);
-      weights[p][1] = LoadWeights(from + p * kWarps * kBlockPanelBytes + kStepPanelBytes);
+      Product::LoadTwoSteps(from + p * kWarps * kBlockPanelBytes, half * 2, weights[p]);
     }
     this->LoadAll(ring, places, half);
   }
@@ -256,11 +255,10 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
   }
 }
 
-// 8-bit floats become what the products of bf16 take once they are multiplied.
+// 8-bit floats are widened once they are multiplied.
 template <int kTiles>
 struct TwoSteps<Fp8Product, kTiles> : RowsOfTwoSteps<kTiles> {
-  uint2 weights[kWarpPanels][2];
-  float scales[kWarpPanels][2];  // of outputs l / 4 and 8 more
+  Fp8Product::Two weights[kWarpPanels];
 
   __device__ explicit TwoSteps(const TensorLaunch&) {}
 
@@ -269,12 +267,7 @@ struct TwoSteps<Fp8Product, kTiles> : RowsOfTwoSteps<kTiles> {
 #pragma unroll
     for (int p = 0; p < kWarpPanels; ++p) {
       if (p >= panels) break;
-      const SharedPtr<std::byte> of_panel = from + p * kWarps * kFp8PanelBytes;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        weights[p][i] = SharedCast<uint2>(of_panel + (half * 2 + i) * kFp8StepPanelBytes)[0];
-      }
-      Fp8Product::LoadScales(of_panel, scales[p]);
+      weights[p] = Fp8Product::LoadNarrow(from + p * kWarps * kFp8PanelBytes, half * 2);
     }
     this->LoadAll(ring, places, half);
   }
@@ -285,7 +278,7 @@ struct TwoSteps<Fp8Product, kTiles> : RowsOfTwoSteps<kTiles> {
       if (p >= panels) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint4 widened = Fp8Product::Widened(weights[p][i], scales[p]);
+        const uint4 widened = weights[p].Widened(i);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           Fp8Product::Multiply(sums->all[p][tile], widened, this->rows[tile][i]);

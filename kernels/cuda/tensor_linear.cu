@@ -1,8 +1,8 @@
-// Linear layers on the tensor cores: weights of bf16, summed as these do it, and of 8 and 4 bits,
-// summed exactly. An output is a chain of products of one instruction, inputs ascending by steps,
-// so that its bits are the same whatever the number of rows and whichever kernel computes it.
-// Segments are computed apart, and added by a kernel of their own; many rows by warpgroups add them
-// on their way.
+// Linear layers on the tensor cores: weights of bf16 and 8-bit floats, summed as these do it, and
+// of 8 and 4 bits, summed exactly. An output is a chain of products of one instruction, inputs
+// ascending by steps, so that its bits are the same whatever the number of rows and whichever
+// kernel computes it. Segments are computed apart, and added by a kernel of their own; many rows by
+// warpgroups add them on their way.
 
 #include "kernels/cuda/tensor_ring.h"
 

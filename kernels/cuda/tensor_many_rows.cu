@@ -68,7 +68,7 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
 #pragma unroll
       for (int p = 0; p < kTileWarpPanels; ++p) {
         if (p >= panels_of_warp) break;
-        LoadTwoSteps<Product>(from + p * panel_bytes, half * 2, w[p]);
+        Product::LoadTwoSteps(from + p * panel_bytes, half * 2, w[p]);
       }
       const SharedPtr<std::byte> from_rows = ring.rows() + places.rows[half];
 #pragma unroll

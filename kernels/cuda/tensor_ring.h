@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <type_traits>
 
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/numbers.h"
@@ -33,25 +32,35 @@ inline constexpr int kRowPieces = kInputBlockBytes / kChunkBytes;
 
 struct RingShape;
 
-// What is multiplied: the numbers of a stage, kLaneBytes a lane of each panel's step, by so many
-// times 8 rows at most at once.
-struct Bf16Product {
-  using Sum = float;
-  static constexpr bool kScaled = false;
+__device__ __forceinline__ uint4 LoadWeights(SharedPtr<std::byte> from) {
+  return SharedCast<uint4>(from)[0];
+}
+
+// Panels whose bytes are what products take.
+struct WholePanels {
   static constexpr int kLaneBytes = kChunkBytes;
   static constexpr int kMaxTiles = 8;
   __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
+  // What two steps from the `step`-th on take; `from` is what the lane has of a panel's block.
+  __device__ static void LoadTwoSteps(SharedPtr<std::byte> from, int step, uint4 (&two)[2]) {
+    two[0] = LoadWeights(from + step * kStepPanelBytes);
+    two[1] = LoadWeights(from + (step + 1) * kStepPanelBytes);
+  }
+};
+
+// What is multiplied: the numbers of a stage, kLaneBytes a lane of each panel's step, by so many
+// times 8 rows at most at once.
+struct Bf16Product : WholePanels {
+  using Sum = float;
+  static constexpr bool kScaled = false;
   __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
     MmaBf16(d, of_a, b);
   }
 };
-struct Int8Product {
+struct Int8Product : WholePanels {
   using Sum = int32_t;
   static constexpr bool kScaled = true;
-  static constexpr int kLaneBytes = kChunkBytes;
-  static constexpr int kMaxTiles = 8;
-  __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
   __device__ static void Multiply(int32_t (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
     MmaInt8(d, of_a, b);
@@ -102,27 +111,39 @@ struct Fp8Product {
   static constexpr int kLaneBytes = kChunkBytes / 2;
   static constexpr int kMaxTiles = 8;
   __device__ static constexpr int PanelBytes(const RingShape&) { return kFp8PanelBytes; }
-  // The scales of a lane's outputs in a block of a panel; `from` is what the lane has there.
-  __device__ static void LoadScales(SharedPtr<std::byte> from, float (&scales)[2]) {
+  // What a lane has of two steps, and the scales of outputs l / 4 and 8 more.
+  struct Two {
+    uint2 bytes[2];
+    float scales[2];
+    __device__ uint4 Widened(int i) const { return Fp8Product::Widened(bytes[i], scales); }
+  };
+  // As WholePanels' LoadTwoSteps, before they are widened.
+  __device__ static Two LoadNarrow(SharedPtr<std::byte> from, int step) {
     const int lane = threadIdx.x % kWarp;
-    const SharedPtr<float> all =
+    const SharedPtr<float> scales =
         SharedCast<float>(from + (kFp8NumberBytes - lane * kLaneBytes + lane / 4 * 4));
-    scales[0] = all[0];
-    scales[1] = all[8];
+    const SharedPtr<std::byte> bytes = from + step * kFp8StepPanelBytes;
+    return {{SharedCast<uint2>(bytes)[0], SharedCast<uint2>(bytes + kFp8StepPanelBytes)[0]},
+            {scales[0], scales[8]}};
   }
-  // A lane's registers of a step.
-  __device__ static uint4 Widened(const uint2& bytes, const float (&scales)[2]) {
-    return make_uint4(Scaled(bytes.x << 8, scales[0]), Scaled(bytes.y << 8, scales[1]),
-                      Scaled(bytes.x, scales[0]), Scaled(bytes.y, scales[1]));
+  __device__ static void LoadTwoSteps(SharedPtr<std::byte> from, int step, uint4 (&two)[2]) {
+    const Two narrow = LoadNarrow(from, step);
+    two[0] = narrow.Widened(0);
+    two[1] = narrow.Widened(1);
   }
   __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     Bf16Product::Multiply(d, a, b);
   }
 
  private:
+  __device__ static uint4 Widened(const uint2& bytes, const float (&scales)[2]) {
+    return make_uint4(Scaled(bytes.x << 8, scales[0]), Scaled(bytes.y << 8, scales[1]),
+                      Scaled(bytes.x, scales[0]), Scaled(bytes.y, scales[1]));
+  }
   __device__ static uint32_t Scaled(uint32_t bytes, float scale) {
     const uint32_t pair = PairOfE4m3Numbers(bytes);
-    return PackBf16(FirstOf(pair) * scale, SecondOf(pair) * scale);
+    return PackBf16(MultiplyUnflushed(FirstOf(pair), scale),
+                    MultiplyUnflushed(SecondOf(pair), scale));
   }
 };
 
@@ -313,26 +334,6 @@ __device__ __forceinline__ void LoadRows(SharedPtr<std::byte> from, uint32_t (&t
   two[0][1] = words[1];
   two[1][0] = words[2];
   two[1][1] = words[3];
-}
-__device__ __forceinline__ uint4 LoadWeights(SharedPtr<std::byte> from) {
-  return SharedCast<uint4>(from)[0];
-}
-// What products of two steps take of a panel, from the `step`-th on; `from` is what the lane has of
-// the panel's block.
-template <typename Product>
-__device__ __forceinline__ void LoadTwoSteps(SharedPtr<std::byte> from, int step, uint4 (&two)[2]) {
-  if constexpr (std::is_same_v<Product, Fp8Product>) {
-    float scales[2];
-    Fp8Product::LoadScales(from, scales);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint2 bytes = SharedCast<uint2>(from + (step + i) * kFp8StepPanelBytes)[0];
-      two[i] = Fp8Product::Widened(bytes, scales);
-    }
-  } else {
-    two[0] = LoadWeights(from + step * kStepPanelBytes);
-    two[1] = LoadWeights(from + (step + 1) * kStepPanelBytes);
-  }
 }
 
 __device__ __forceinline__ float ScaleOf(const TensorLaunch& launch, int64_t row, int segment) {
@@ -543,7 +544,7 @@ inline constexpr int kTileRows = 128;  // of a block of many
 cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream, TensorLaunch* launch);
 cudaError_t LaunchManyRows(const ProcessorLimits& limits, cudaStream_t stream,
                            TensorLaunch* launch);
-// With the same bits, of bf16 and 8 bits, where limits.has_warpgroup_products says so; segments'
+// With the same bits, of all but 4 bits, where limits.has_warpgroup_products says so; segments'
 // sums become outputs there. It wants WgmmaSumsBytes at `segment_sums`.
 cudaError_t LaunchWgmmaRows(const ProcessorLimits& limits, cudaStream_t stream,
                             TensorLaunch* launch);

@@ -176,7 +176,7 @@ class WarpgroupSums {
   __device__ __forceinline__ static void Load(SharedPtr<std::byte> from, int step,
                                               uint32_t (&weights)[2][4]) {
     uint4 two[2];
-    LoadTwoSteps<Product>(from, step, two);
+    Product::LoadTwoSteps(from, step, two);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       weights[i][0] = two[i].x;
@@ -296,7 +296,8 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
 template <typename Product>
 __global__ void TANDEM_THREADS(kWgmmaThreads, 1) WgmmaRowsKernel(TensorLaunch launch) {
   if (!HasWarpgroupProducts()) return BeginLaunch();
-  // With as much room for panels of 8-bit floats as for others: rows have their places.
+  // With room for panels of 2 KiB, though those of 8-bit floats are smaller: a stage's rows begin
+  // at a multiple of 1,024 bytes.
   const RingShape shape = {.panels = kWgmmaPanels, .rows = kWgmmaRows, .stages = kWgmmaStages};
   Ring ring(shape, kRingAt);
   ring.Init(kCopyWarps * (WarpCopyArrivals() + 1));

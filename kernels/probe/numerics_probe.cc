@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kernels/api/e4m3.h"
 #include "kernels/probe/hostile_numbers.h"
 #include "kernels/probe/sampling_probe.h"
 #include "runtime/base/random.h"
@@ -50,6 +51,8 @@ class Probe {
 
  private:
   // How a layer keeps its weights, and what operations on it are called.
+  static constexpr int64_t kFp8Group = 64;  // Of blocks that backends keep.
+
   struct LinearKind {
     std::string name;
     WeightType weight_type;
@@ -121,6 +124,7 @@ class Probe {
       if (!shape_.int4_weights) break;
       kinds.push_back({absl::StrCat("int4 linear of ", group), WeightType::kInt4, group});
     }
+    if (shape_.fp8_weights) kinds.push_back({"fp8 linear", WeightType::kFp8, kFp8Group});
     return kinds;
   }
 
@@ -313,6 +317,7 @@ class Probe {
 
   // Every form in which models have a layer, all of the same numbers.
   absl::Status Linears(const LinearKind& kind) {
+    if (kind.weight_type == WeightType::kFp8 && dtype_ != DType::kBF16) return absl::OkStatus();
     TANDEM_ASSIGN_OR_RETURN(const LinearNumbers numbers, NumbersOfLinears());
     const LinearSpec plain = PlainSpec(kind);
     LinearSpec segmented = plain;
@@ -350,6 +355,7 @@ class Probe {
             .weight_type = kind.weight_type,
             .compute_dtype = dtype_,
             .output_dtype = DType::kF32,
+            .scaled = kind.weight_type == WeightType::kFp8,
             .group = kind.group,
             .outlier_threshold = kind.outlier_threshold};
   }
@@ -403,7 +409,23 @@ class Probe {
     Layer layer;
     TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
     TANDEM_ASSIGN_OR_RETURN(layer.packed, backend_.AllocatePinned(format.size_bytes));
-    const WeightPart part{weights, spec.out_features, spec.compute_dtype};
+    WeightPart part{weights, spec.out_features, spec.compute_dtype};
+    std::vector<E4m3> numbers;
+    std::vector<float> scales;
+    if (spec.weight_type == WeightType::kFp8) {
+      // Products that round, and, where numbers are hostile, denormal ones.
+      const bool hostile = inputs_ == Inputs::kHostile;
+      const auto* const wide = static_cast<const Bfloat16*>(weights);
+      for (int64_t i = 0; i < spec.out_features * spec.in_features; ++i) {
+        numbers.push_back(ToE4m3(ToFloat(wide[i]) * 90));
+      }
+      for (int64_t i = 0; i < spec.out_features * spec.groups(); ++i) {
+        const float scale = 0.011f + 0.0013f * static_cast<float>(i % 7);
+        scales.push_back(hostile && i % 3 == 0 ? scale * 0x1p-120f : scale);
+      }
+      part.data = numbers.data();
+      part.scales = scales;
+    }
     const std::span<std::byte> packed(layer.packed.data(), layer.packed.size_bytes());
     TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed));
     TANDEM_ASSIGN_OR_RETURN(layer.placed, backend_.PlaceWeights(packed));
@@ -616,6 +638,7 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
                          .int8_weights = options.int8_weights,
                          .int8_outliers = options.int8_outliers ? 1.5f : 0.0f,
                          .int4_weights = options.int4_weights,
+                         .fp8_weights = options.fp8_weights,
                          .kv_type = options.kv_type};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
                           ProbeOperations(backend, shape, kProbeSeed));

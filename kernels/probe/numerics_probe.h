@@ -37,6 +37,7 @@ struct ProbedOptions {
   bool int8_weights = false;
   bool int8_outliers = false;
   bool int4_weights = false;
+  bool fp8_weights = false;            // Some layer's are kept so.
   std::optional<KvType> kv_type = {};  // Where KV is not kept in what is computed in.
   std::optional<int> head_dim = {};    // Where such heads have an attention of their own.
 };
@@ -68,6 +69,7 @@ struct ProbeShape {
   bool int8_weights = false;
   float int8_outliers = 0.0f;  // LinearSpec::outlier_threshold.
   bool int4_weights = false;
+  bool fp8_weights = false;
   std::optional<KvType> kv_type = {};  // Attention with the options above, and KV so kept.
 };
 

@@ -133,6 +133,22 @@ absl::Status Validate(const KvTileShape& shape) {
                       shape.block_tokens, kKvSubTileTokens, shape.head_dim));
 }
 
+namespace {
+absl::Status ValidateFp8(const LinearSpec& spec) {
+  TANDEM_RETURN_IF_ERROR(InRange("linear", "group", spec.group, 1, kMaxInFeatures));
+  if (spec.compute_dtype != DType::kBF16) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("linear: weights of type fp8 are multiplied in bf16, not in %s",
+                        NameOf(spec.compute_dtype)));
+  }
+  if (spec.scaled) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrFormat("linear: %d inputs and %d outputs come without scales, weights of type fp8 "
+                      "are packed with them",
+                      spec.in_features, spec.out_features));
+}
+}  // namespace
+
 absl::Status Validate(const LinearSpec& spec) {
   const bool int8 = spec.weight_type == WeightType::kInt8;
   TANDEM_RETURN_IF_ERROR(InRange("linear", int8 ? "in_features of int8 weights" : "in_features",
@@ -140,12 +156,7 @@ absl::Status Validate(const LinearSpec& spec) {
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
   const bool int4 = spec.weight_type == WeightType::kInt4;
   const bool fp8 = spec.weight_type == WeightType::kFp8;
-  if (fp8) TANDEM_RETURN_IF_ERROR(InRange("linear", "group", spec.group, 1, kMaxInFeatures));
-  if (fp8 && spec.compute_dtype != DType::kBF16) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("linear: weights of type fp8 are multiplied in bf16, not in %s",
-                        NameOf(spec.compute_dtype)));
-  }
+  if (fp8) TANDEM_RETURN_IF_ERROR(ValidateFp8(spec));
   if (int4 ? std::ranges::count(kInt4Groups, spec.group) == 0 : !fp8 && spec.group != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "linear: group of %s weights is %d, must be %s", NameOf(spec.weight_type), spec.group,
@@ -158,12 +169,6 @@ absl::Status Validate(const LinearSpec& spec) {
         "linear: outlier_threshold of %s weights is %g, must be 0%s", NameOf(spec.weight_type),
         threshold,
         int8 ? absl::StrFormat(", or %g to %g", kMinOutlierThreshold, kMaxOutlierThreshold) : ""));
-  }
-  if (fp8 && !spec.scaled) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("linear: %d inputs and %d outputs come without scales, weights of type fp8 "
-                        "are packed with them",
-                        spec.in_features, spec.out_features));
   }
   if (spec.scaled && (!(int4 || fp8) || spec.layout != WeightLayout::kOutIn)) {
     return absl::FailedPreconditionError(absl::StrFormat(

@@ -35,6 +35,7 @@ ProbedOptions ProbedOptionsOf(const Model& model) {
           .int8_weights = model.types().weights == WeightType::kInt8,
           .int8_outliers = model.types().int8_outliers != 0,
           .int4_weights = model.types().weights == WeightType::kInt4,
+          .fp8_weights = model.weights().fp8_layers() > 0,
           .kv_type = kv_type};
 }
 

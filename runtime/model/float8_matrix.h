@@ -22,12 +22,13 @@
 
 namespace tandem {
 
-// Of each output the scales of its runs of blocks.inputs inputs, [N, ⌈K / blocks.inputs⌉]. `scales`
-// are F32, F16 or BF16, one for each of `blocks`, whose sizes are from 1 on, in rows of them.
-std::vector<float> Float8Scales(const Float8Blocks& blocks, int64_t outputs, int64_t inputs,
+// The scales of each output's runs of blocks.inputs inputs, [N, ⌈K / blocks.inputs⌉]. `numbers` are
+// F8_E4M3, [N, K]; `scales` are F32, F16 or BF16, one for each of `blocks`, whose sizes are from 1
+// on, in rows of them.
+std::vector<float> Float8Scales(const Float8Blocks& blocks, const TensorView& numbers,
                                 const TensorView& scales);
 
-// As numbers of f32, [N, K]. `numbers` are F8_E4M3 of that shape. A NaN stays one.
+// As numbers of f32, [N, K]. A NaN stays one.
 std::vector<float> ScaleFloat8(const Float8Blocks& blocks, const TensorView& numbers,
                                const TensorView& scales);
 

@@ -162,10 +162,6 @@ absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened
         {{"folder", options.folder}, {"count", unread.size()}, {"names", ShortList(unread)}});
   }
   if (options.load_format == LoadFormat::kDummy) return absl::OkStatus();
-  if (opened.config.float8.present) {
-    LogInfo("matrices come in 8-bit floats; their scales of inputs are not used",
-            {{"weights", NameOf(opened.types.weights)}});
-  }
   // All have their shapes before any is packed.
   for (const TensorDecl& tensor : opened.spec.Tensors()) {
     TANDEM_RETURN_IF_ERROR(opened.source->Tensor(tensor.name, tensor.shape).status());
@@ -187,6 +183,11 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, 
                                              {.types = opened.types,
                                               .cache_dir = options.cache_dir,
                                               .on_corrupt = options.on_corrupt}));
+  if (opened.config.float8.present && options.load_format != LoadFormat::kDummy) {
+    LogInfo("matrices come in 8-bit floats; their scales of inputs are not used",
+            {{"kept_so", model->weights_->fp8_layers()},
+             {"others_kept_in", NameOf(opened.types.weights)}});
+  }
   model->config_ = std::move(opened.config);
   model->spec_ = std::move(opened.spec);
   model->types_ = opened.types;

@@ -97,7 +97,7 @@ class Planner {
                    .outlier_threshold = weight_type == WeightType::kInt8 ? types_.int8_outliers : 0,
                    .activation = decl.activation,
                    .gated = decl.gated}};
-    KeepFloat8(decl, &section.linear);
+    TANDEM_RETURN_IF_ERROR(KeepFloat8(decl, &section.linear));
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;
@@ -121,25 +121,34 @@ class Planner {
  private:
   // Where all parts come in 8-bit floats, are multiplied in bf16 anyway, and the backend has
   // kernels for them: the bits are the same, the bytes half as many.
-  void KeepFloat8(const LinearDecl& decl, LinearSpec* linear) const {
-    if (linear->weight_type != WeightType::kBF16 || decl.parts.empty()) return;
-    LinearSpec kept = *linear;
-    kept.weight_type = WeightType::kFp8;
-    kept.scaled = true;
-    kept.group = decl.parts[0].float8.inputs;
+  absl::Status KeepFloat8(const LinearDecl& decl, LinearSpec* linear) const {
+    if (linear->weight_type != WeightType::kBF16 || decl.parts.empty()) return absl::OkStatus();
     for (const LinearPart& part : decl.parts) {
-      if (!part.float8.present) return;
+      if (!part.float8.present || part.float8.inputs != decl.parts[0].float8.inputs) {
+        return absl::OkStatus();
+      }
     }
-    if (backend_.GetPackedFormat(kept).ok()) *linear = kept;
+    LinearSpec as_fp8 = *linear;
+    as_fp8.weight_type = WeightType::kFp8;
+    as_fp8.scaled = true;
+    as_fp8.group = decl.parts[0].float8.inputs;
+    const absl::Status kept = backend_.GetPackedFormat(as_fp8).status();
+    if (absl::IsFailedPrecondition(kept)) return absl::OkStatus();
+    *linear = as_fp8;
+    return kept;
   }
 
-  void CountNumbers(const LinearDecl& decl, WeightType kept) const {
+  void CountNumbers(const LinearDecl& decl, WeightType weight_type) const {
     size_t numbers = 0;
     size_t converted_bytes = 0;
     for (const LinearPart& part : decl.parts) {
       const auto count = static_cast<size_t>(part.out_features * decl.in_features);
       numbers += count;
-      if (part.float8.present && kept != WeightType::kFp8) converted_bytes += count * sizeof(float);
+      if (part.float8.present) {
+        const int64_t runs = CeilDiv(decl.in_features, part.float8.inputs);
+        const auto scales = static_cast<size_t>(part.out_features * runs);
+        converted_bytes += (weight_type == WeightType::kFp8 ? scales : count) * sizeof(float);
+      }
       if (decl.int4_format.present()) converted_bytes += count;
     }
     plan_.most_numbers = std::max(plan_.most_numbers, numbers);
@@ -297,15 +306,14 @@ class Packer {
   }
 
   // `converted` keeps what was not to be had as it lies in the checkpoint.
-  absl::StatusOr<WeightPart> ReadFloat8(const LinearPart& decl, WeightType kept,
+  absl::StatusOr<WeightPart> ReadFloat8(const LinearPart& decl, WeightType weight_type,
                                         std::list<std::vector<float>>* converted) {
     TANDEM_ASSIGN_OR_RETURN(const TensorView numbers, ReadAny(decl.weight));
     TANDEM_ASSIGN_OR_RETURN(const TensorView scales, Read(decl.float8_scales));
     WeightPart part{
         .data = numbers.bytes.data(), .out_features = decl.out_features, .dtype = DType::kF32};
-    if (kept == WeightType::kFp8) {
-      part.scales = converted->emplace_back(
-          Float8Scales(decl.float8, numbers.shape[0], numbers.shape[1], scales));
+    if (weight_type == WeightType::kFp8) {
+      part.scales = converted->emplace_back(Float8Scales(decl.float8, numbers, scales));
     } else {
       part.data = converted->emplace_back(ScaleFloat8(decl.float8, numbers, scales)).data();
     }
@@ -432,6 +440,9 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelSpec
   TANDEM_ASSIGN_OR_RETURN(weights->placed_, backend->PlaceWeights(weights->image_->payload()));
   TANDEM_RETURN_IF_ERROR(
       Binder::Bind(spec, plan, weights->placed_.data(), backend, &weights->parts_));
+  weights->fp8_layers_ = std::ranges::count_if(plan.sections, [](const Section& section) {
+    return section.kind == Section::Kind::kLinear && section.linear.weight_type == WeightType::kFp8;
+  });
   return weights;
 }
 

@@ -63,12 +63,16 @@ class ModelWeights {
   // The digest of the checkpoint's tensors, not of their packing: equal on every machine.
   const Sha256Digest& digest() const { return image_->digest(); }
 
+  // How many layers are kept in 8-bit floats (WeightType::kFp8).
+  int64_t fp8_layers() const { return fp8_layers_; }
+
  private:
   ModelWeights() = default;
 
   std::unique_ptr<PackedImage> image_;  // Outlives what is below.
   DeviceBuffer placed_;                 // The image where operations read it; outlives those.
   WeightParts parts_;
+  int64_t fp8_layers_ = 0;
 };
 
 }  // namespace tandem

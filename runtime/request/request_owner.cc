@@ -168,9 +168,13 @@ void RequestOwner::OnKvEvents(const WorkerId& worker, const KvEvents& events) {
 
 void RequestOwner::OnWatchLost(const WorkerId& worker) { fleet_.OnWatchLost(worker); }
 
+bool RequestOwner::WantsSession(const WorkerId& worker, int64_t now_us) const {
+  const FleetWorker* const known = fleet_.Find(worker);
+  return known != nullptr && fleet_.FaultOf(*known, now_us) == WorkerFault::kNone;
+}
+
 bool RequestOwner::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
-  const FleetWorker* known = fleet_.Find(worker);
-  if (known == nullptr || fleet_.FaultOf(*known, now_us) != WorkerFault::kNone) return false;
+  if (!WantsSession(worker, now_us)) return false;
   if (!fleet_.OnSessionUp(worker, session)) return false;
   may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/true);

@@ -101,6 +101,8 @@ class RequestOwner {
   // wanted (the incarnation is not known, is silent or stalled, or has a session); the caller
   // closes it.
   bool OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us);
+  // Whether it would take one: the worker is known, not silent, and makes progress.
+  bool WantsSession(const WorkerId& worker, int64_t now_us) const;
   void OnSessionLost(SessionId session, int64_t now_us);
   void OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us);
 

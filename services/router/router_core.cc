@@ -248,9 +248,7 @@ void RouterCore::Do(const WatchCommand& command) {
   } else {
     owner_->OnKvEvents(command.worker, std::get<KvEvents>(command.update));
   }
-  const FleetWorker* const worker = owner_->fleet().Find(command.worker);
-  command.watch->ReadNext(worker != nullptr &&
-                          owner_->fleet().FaultOf(*worker, now_us) == WorkerFault::kNone);
+  command.watch->ReadNext(owner_->WantsSession(command.worker, now_us));
 }
 
 void RouterCore::Do(WatchLostCommand command) {

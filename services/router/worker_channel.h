@@ -5,7 +5,7 @@
 // within a second; what never stands for a second is dialled four times a second at most, however
 // well it begins. The channel outlives the worker's incarnations: what it reports carries the
 // incarnation that said it. A worker that makes no progress has no session until its Watch tells
-// of some, and is dialled then at once.
+// of some, and is dialled then, after the same pause.
 //
 // A worker is believed, but not trusted with this process's memory: of each call one message is
 // here at a time, measured before it is parsed, and charged if it is large. A Watch begins with a

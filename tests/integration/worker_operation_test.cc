@@ -154,8 +154,8 @@ TEST(WorkerOperationTest, AWorkerWhoseDeviceIsLostAsItStartsIsToBeReplaced) {
 
 // Which is UCX's word, not that of the headers.
 TEST(WorkerOperationTest, AWorkerKnowsWhichUcxItHasLoaded) {
-  EXPECT_EQ(LoadedUcx(), ThisBuild().ucx);
-  EXPECT_EQ(ThisBuild().ucx_loaded, "") << "it is the one that this was built with";
+  EXPECT_NE(LoadedUcx(), "");
+  EXPECT_EQ(ThisBuild().ucx_loaded, LoadedUcx() == ThisBuild().ucx ? "" : LoadedUcx());
 }
 
 // Who has not its secret is told nothing by it.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -458,6 +459,31 @@ TEST_F(EmulatedTensorTest, OnlyHeadsOfTheirOwnSizeShowTheAttentionOfTheTensorCor
     EXPECT_EQ(attention_of(*tensor, head_dim) != attention_of(*fma, head_dim), own) << head_dim;
   }
   EXPECT_NE(*ProbeNumerics(*tensor, {.head_dim = 64}), *ProbeNumerics(*tensor, {}));
+}
+
+// Who widens them otherwise than others must not go on with their streams.
+TEST_F(EmulatedTensorTest, WeightsOf8BitFloatsAreProbed) {
+  const auto tensor = MakeBackend("cuda-tensor");
+  const ProbeShape shape{.rows = 1,
+                         .features = 130,
+                         .outputs = 8,
+                         .vocabulary = 64,
+                         .positions = 70,
+                         .fp8_weights = true};
+  const auto operations = ProbeOperations(*tensor, shape, seed_);
+  const auto of_warps = ProbeOperations(**CreateCudaBackend("mma"), shape, seed_);
+  ASSERT_TRUE(operations.ok() && of_warps.ok()) << operations.status() << of_warps.status();
+  std::set<Sha256Digest> digests;
+  int met = 0;
+  for (size_t i = 0; i < operations->size(); ++i) {
+    const ProbedOperation& operation = (*operations)[i];
+    if (operation.name.find("fp8 linear") == std::string::npos) continue;
+    EXPECT_EQ(operation.digest, (*of_warps)[i].digest) << operation.name;
+    digests.insert(operation.digest);
+    ++met;
+  }
+  EXPECT_GE(met, 20);
+  EXPECT_GE(digests.size(), 20u) << "each form of layer has bits of its own";
 }
 
 // Leaves out each alone: barriers, or waits for the launch before.

@@ -5,6 +5,7 @@
 #define TANDEM_KERNELS_CUDA_EMULATED_SIMT_H_
 
 #include <cuda_runtime.h>
+#include <xmmintrin.h>
 
 #include <bit>
 #include <cmath>
@@ -54,6 +55,16 @@ inline int __popc(uint32_t x) { return std::popcount(x); }
 inline int __clzll(long long x) { return std::countl_zero(static_cast<uint64_t>(x)); }
 inline uint32_t PackBf16(float first, float second) {
   return ToBfloat16(first).bits | static_cast<uint32_t>(ToBfloat16(second).bits) << 16;
+}
+// Whatever the host's thread does with denormals.
+inline float MultiplyUnflushed(float a, float b) {
+  constexpr unsigned kFlushes = 0x8040;  // Results, and operands.
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before & ~kFlushes);
+  const volatile float left = a, right = b;  // Read between both.
+  const volatile float product = left * right;
+  _mm_setcsr(before);
+  return product;
 }
 inline uint32_t UpperHalves(float first, float second) {
   return __float_as_uint(first) >> 16 | (__float_as_uint(second) & 0xFFFF0000u);

@@ -105,14 +105,16 @@ worker would refuse, or take for another than was meant. */}}
 {{- $isa := get $config "isa" | default "auto" -}}
 {{- $ofGpus := has $isa (list "tensor" "mma" "fma") -}}
 {{- $onGpu := include "tandem.onGpu" .pool -}}
-{{- $found := false -}}
+{{- $found := list -}}
 {{- range $resource, $number := .pool.resources.limits -}}
-{{- if and (regexMatch "^nvidia.com/(gpu|mig-)" $resource) (ne (toString $number) "0") -}}
-{{- $found = true -}}
+{{- if and (regexMatch "^nvidia[.]com/(gpu([.]shared)?|mig-.+)$" $resource) (ne (toString $number) "0") -}}
+{{- $found = append $found $resource -}}
 {{- if not $onGpu }}{{ fail (printf "%s: resources.limits has %s of %v, but config.device is %s, and cuda alone never leaves it idle; set config.device to cuda, or take %s out" $.name $resource $number $device $resource) }}{{ end -}}
 {{- if ne (toString $number) "1" }}{{ fail (printf "%s: resources.limits has %s of %v, but a worker computes on one GPU; set it to 1, and replicas to the number of GPUs" $.name $resource $number) }}{{ end -}}
 {{- end -}}
 {{- end -}}
+{{- if gt (len $found) 1 }}{{ fail (printf "%s: resources.limits has %s, but a worker computes on one GPU; leave one of them" .name (join " and " $found)) }}{{ end -}}
+{{- if and $onGpu (regexMatch "^cuda:0*[1-9]" $device) }}{{ fail (printf "%s: config.device is %s, but a container sees one GPU, which is cuda:0; set config.device to cuda" .name $device) }}{{ end -}}
 {{- if and $onGpu (not $found) }}{{ fail (printf "%s: config.device is %s, but resources.limits has no GPU; set resources.limits.nvidia.com/gpu to 1, or config.device to cpu" .name $device) }}{{ end -}}
 {{- if and $ofGpus (not $onGpu) }}{{ fail (printf "%s: config.isa of %s is of GPUs, but config.device is %s; set config.device to cuda, or config.isa to auto" .name $isa $device) }}{{ end -}}
 {{- if $onGpu -}}
