@@ -51,7 +51,7 @@ class Probe {
 
  private:
   // How a layer keeps its weights, and what operations on it are called.
-  static constexpr int64_t kFp8Group = 64;  // Of blocks that backends keep.
+  static constexpr int64_t kFp8Group = 64;  // As backends that keep them may want it.
 
   struct LinearKind {
     std::string name;
