@@ -158,9 +158,17 @@ void PackFp8(const LinearSpec& spec, const WeightPart& part, int64_t i, int64_t 
     std::byte* const panel =
         packed + (first / block_inputs * NumPanels(spec) + n / kPanelOutputs) * kFp8PanelBytes;
     float scale = part.scales[i * spec.groups() + first / spec.group];
+    // An infinite scale is the largest, of numbers so large that their products overflow: the zeros
+    // behind the last input stay zeros.
+    const bool infinite = std::isinf(scale);
+    if (infinite) scale = std::copysign(std::numeric_limits<float>::max(), scale);
     for (int64_t k = first; k < std::min(first + block_inputs, spec.in_features); ++k) {
-      panel[Fp8ByteAt(output, static_cast<int>(k - first))] = std::byte{numbers[k].bits};
-      if (std::isnan(ToFloat(numbers[k]))) scale = std::numeric_limits<float>::quiet_NaN();
+      const float number = ToFloat(numbers[k]);
+      const bool is_nan = std::isnan(number) || (infinite && number == 0);
+      if (is_nan) scale = std::numeric_limits<float>::quiet_NaN();
+      const auto largest = static_cast<uint8_t>(numbers[k].bits | 0x7E);
+      panel[Fp8ByteAt(output, static_cast<int>(k - first))] =
+          std::byte{infinite ? largest : numbers[k].bits};
     }
     std::memcpy(panel + kFp8NumberBytes + output * sizeof(scale), &scale, sizeof(scale));
   }

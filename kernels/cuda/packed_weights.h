@@ -17,8 +17,7 @@
 //              scales in f32. A lane's bytes are what it has of bf16: the first word's are
 //              register 0's first, 2's first, 0's second and 2's second number, the other's 1's
 //              and 3's. The scale is NaN where one of the numbers is: they are read as if none
-//              were. With an infinite one, which bf16 would make infinities, what is behind the
-//              last input is a NaN.
+//              were.
 //
 // Inputs past K and outputs past N are zeros.
 

@@ -209,6 +209,16 @@ def test_a_gpu_that_is_lost_in_a_drain_is_told_by_the_exit_status(tmp_path, hybr
         assert "no step succeeds here any more" in gpu.log_path.read_text()
 
 
+def test_a_gpu_that_is_lost_while_nobody_asks_ends_too(tmp_path):
+    gpu = worker(tmp_path, "gpu", "--role=hybrid", "--isa=fma", PATIENT)
+    with gpu, Router(tmp_path, [gpu], PATIENT) as router:
+        router.wait_alive("hybrid", 1)
+        gpu.process.send_signal(KERNELS_FAIL)
+        assert gpu.process.wait(60) == EXIT_TO_BE_REPLACED
+        gpu.start()
+        router.wait_alive("hybrid", 1)
+
+
 def test_a_gpu_that_is_lost_while_idle_ends_with_the_first_block_that_it_cannot_take(tmp_path, hybrid):
     """Not after a row of healthy prefill workers that it has blamed: no step of its own would say what is wrong."""
     request, = short_requests(48, 1)

@@ -213,6 +213,27 @@ TEST_F(EmulatedTensorTest, WeightsOf8BitFloatsHaveTheBitsOfTheirProductsInBf16) 
   }
 }
 
+// A broken checkpoint's, which bf16 makes infinities, and NaNs of zeros.
+TEST_F(EmulatedTensorTest, WeightsOf8BitFloatsWithAnInfiniteScaleAreInfinities) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  LinearSpec spec = SpecOf(65, 4, false);
+  spec.weight_type = WeightType::kFp8;
+  spec.scaled = true;
+  spec.group = 65;
+  std::vector<uint8_t> numbers(spec.in_features * spec.out_features, 0x30);  // 0.5
+  numbers[3 * 65 + 64] = 0x80;
+  const std::vector<float> scales = {infinity, 2.0f, -infinity, infinity};
+  const std::vector<WeightPart> parts = {
+      {.data = numbers.data(), .out_features = 4, .dtype = DType::kF32, .scales = scales}};
+  const std::vector<Bfloat16> input(65, ToBfloat16(1.0f));
+  Layer layer;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, parts, &layer));
+  const auto output = Multiply(*device_, layer, input.data(), 1);
+  EXPECT_EQ(std::vector(output.begin(), output.begin() + 3),
+            (std::vector<float>{infinity, 65.0f, -infinity}));
+  EXPECT_TRUE(std::isnan(output[3])) << output[3];
+}
+
 TEST_F(EmulatedTensorTest, WeightsOf8BitFloatsTakeHalfTheBytes) {
   LinearSpec spec = SpecOf(4096, 512, false);
   const size_t wide = device_->backend().GetPackedFormat(spec)->size_bytes;

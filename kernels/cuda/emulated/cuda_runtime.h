@@ -129,8 +129,8 @@ void SetDriver(int cuda);
 // From now on what is enqueued on any stream, if it has not begun, begins no more before this says
 // so: a kernel that hangs. Signal handlers may set it.
 void Hang(bool hangs);
-// From now on what has not begun fails with cudaErrorLaunchFailure. Signal handlers may say so,
-// too.
+// From now on what has not begun fails with cudaErrorLaunchFailure, and so does cudaMemGetInfo.
+// Signal handlers may say so, too.
 void Break();
 
 // The `call`-th of the calls above from now on, 1 being the next, fails with `error`, once, and

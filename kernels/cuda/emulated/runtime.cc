@@ -273,6 +273,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  if (tandem::emulated::broken) return cudaErrorLaunchFailure;
   const std::scoped_lock lock(tandem::emulated::mappings_mutex);
   *total_bytes = tandem::emulated::kDeviceBytes;
   *free_bytes = tandem::emulated::kDeviceBytes - tandem::emulated::used_device_bytes;
