@@ -88,7 +88,7 @@ REFUSED = [
     ("all GPUs of a node for one worker", {**GRPC, **on_gpus("decode", {"nvidia.com/gpu": "8"})},
      "pools.decode: resources.limits has nvidia.com.gpu of 8, but a worker computes on one GPU"),
     ("a GPU and a slice of another", {**GRPC, **on_gpus("decode", {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 1})},
-     "pools.decode: resources.limits has nvidia.com/gpu and nvidia.com/mig-1g.10gb, but a worker computes on one GPU"),
+     "pools.decode: resources.limits has nvidia.com.gpu and nvidia.com.mig-1g.10gb, but a worker computes on one GPU"),
     ("the second GPU of a container", {**GRPC, **on_gpus("decode", config={"device": "cuda:1"})},
      "pools.decode: config.device is cuda:1, but a container sees one GPU"),
     ("a share of the pod's memory for KV in a GPU", {**GRPC, **on_gpus("decode", kvMemoryPercent=40)},
