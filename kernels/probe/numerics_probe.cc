@@ -50,9 +50,9 @@ class Probe {
   }
 
  private:
-  // How a layer keeps its weights, and what operations on it are called.
   static constexpr int64_t kFp8Group = 64;  // As backends that keep them may want it.
 
+  // How a layer keeps its weights, and what operations on it are called.
   struct LinearKind {
     std::string name;
     WeightType weight_type;
