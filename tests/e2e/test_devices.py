@@ -5,6 +5,7 @@ emulated GPU (kernels/cuda/emulated), which runs the kernels of GPUs and takes s
 import concurrent.futures
 import json
 import signal
+import time
 
 import pytest
 
@@ -139,6 +140,19 @@ def test_a_fleet_of_gpus_loses_no_token(tmp_path):
         router.wait_idle(60)
 
 
+class StandsStill:
+    """Whether no token has come for three seconds, where a step takes a fraction of one."""
+
+    def __init__(self, router):
+        self.router, self.tokens, self.since = router, None, 0
+
+    def __call__(self):
+        tokens = self.router.total("tandem_generated_tokens_total")
+        if tokens != self.tokens:
+            self.tokens, self.since = tokens, time.monotonic()
+        return time.monotonic() > self.since + 3
+
+
 def ask_until_one_ends(router, requests, ends, stand_in, *signals):
     """The answers; once a stream has begun on `ends`, it gets the signals. It ends by itself, and `stand_in` takes its
     place."""
@@ -148,6 +162,8 @@ def ask_until_one_ends(router, requests, ends, stand_in, *signals):
         wait_until(lambda: router.total("tandem_generated_tokens_total") > before, 300, "a stream has begun")
         for number in signals:
             ends.process.send_signal(number)
+            if number == KERNELS_HANG:  # Between two steps nobody would wait for a kernel yet.
+                wait_until(StandsStill(router), 60, "a step has no end")
         assert ends.process.wait(60) == EXIT_TO_BE_REPLACED
         stand_in.start()
         return list(answers)
