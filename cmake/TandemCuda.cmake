@@ -48,7 +48,7 @@ target_link_libraries(tandem_cudart INTERFACE ${TANDEM_CUDART} Threads::Threads 
 target_compile_options(tandem_cudart INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:--expt-relaxed-constexpr --fmad=false -prec-div=true>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-ftz=$<IF:$<BOOL:$<TARGET_PROPERTY:TANDEM_KEEPS_DENORMALS>>,false,true>>"
-  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-prec-sqrt=true -lineinfo --compress-mode=size>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-prec-sqrt=true --compress-mode=size>"
   "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${TANDEM_WERROR}>>:SHELL:-Werror all-warnings>")
 
 # NCCL, which the transport of that name needs and nothing else. Where there is none it is refused.

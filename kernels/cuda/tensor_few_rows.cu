@@ -82,7 +82,7 @@ struct RowsOfTwoSteps {
 // What a warp of few rows multiplies at once: two steps, a half of a stage.
 template <typename Product, int kTiles>
 struct TwoSteps : RowsOfTwoSteps<kTiles> {
-  uint4 weights[kWarpPanels][2];
+  Product::Two weights[kWarpPanels];  // Widened, if they are, once they are multiplied.
 
   __device__ explicit TwoSteps(const TensorLaunch&) {}
   // So many panels of the warp are there.
@@ -91,7 +91,7 @@ struct TwoSteps : RowsOfTwoSteps<kTiles> {
 #pragma unroll
     for (int p = 0; p < kWarpPanels; ++p) {
       if (p >= panels) break;
-      Product::LoadTwoSteps(from + p * kWarps * kBlockPanelBytes, half * 2, weights[p]);
+      weights[p] = Product::Load(from + p * kWarps * Product::kPanelBytes, half * 2);
     }
     this->LoadAll(ring, places, half);
   }
@@ -101,9 +101,10 @@ struct TwoSteps : RowsOfTwoSteps<kTiles> {
       if (p >= panels) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        const uint4 widened = weights[p].Widened(i);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          Product::Multiply(sums->all[p][tile], weights[p][i], this->rows[tile][i]);
+          Product::Multiply(sums->all[p][tile], widened, this->rows[tile][i]);
         }
       }
     }
@@ -254,39 +255,6 @@ __global__ void TANDEM_THREADS(kFewThreads, 1) FewRowsKernel(TensorLaunch launch
     }
   }
 }
-
-// 8-bit floats are widened once they are multiplied.
-template <int kTiles>
-struct TwoSteps<Fp8Product, kTiles> : RowsOfTwoSteps<kTiles> {
-  Fp8Product::Two weights[kWarpPanels];
-
-  __device__ explicit TwoSteps(const TensorLaunch&) {}
-
-  __device__ void Load(const Ring& ring, const LanePlaces& places, int panels, int half) {
-    const SharedPtr<std::byte> from = ring.panels() + places.weights;
-#pragma unroll
-    for (int p = 0; p < kWarpPanels; ++p) {
-      if (p >= panels) break;
-      weights[p] = Fp8Product::LoadNarrow(from + p * kWarps * kFp8PanelBytes, half * 2);
-    }
-    this->LoadAll(ring, places, half);
-  }
-
-  __device__ void Multiply(int panels, int /*half*/, WarpSums<Fp8Product, kTiles>* sums) const {
-#pragma unroll
-    for (int p = 0; p < kWarpPanels; ++p) {
-      if (p >= panels) break;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 widened = weights[p].Widened(i);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          Fp8Product::Multiply(sums->all[p][tile], widened, this->rows[tile][i]);
-        }
-      }
-    }
-  }
-};
 
 template <typename Product>
 cudaError_t LaunchTiles(int tiles, const LaunchShape& shape, cudaStream_t stream,

@@ -55,8 +55,7 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
   const int warp_panel = warp % 4 * kTileWarpPanels;
   const int warp_row = warp / 4 * kTileWarpTiles * kProductRows;
   const int panels_of_warp = pass.num_panels - warp_panel;
-  const int panel_bytes = Product::PanelBytes(launch.ring);
-  const LanePlaces places(warp_panel * panel_bytes, Product::kLaneBytes, warp_row);
+  const LanePlaces places(warp_panel * Product::kPanelBytes, Product::kLaneBytes, warp_row);
   typename Product::Sum sums[kTileWarpPanels][kTileWarpTiles][4] = {};
   for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
     fill();
@@ -68,7 +67,9 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
 #pragma unroll
       for (int p = 0; p < kTileWarpPanels; ++p) {
         if (p >= panels_of_warp) break;
-        Product::LoadTwoSteps(from + p * panel_bytes, half * 2, w[p]);
+        const typename Product::Two two = Product::Load(from + p * Product::kPanelBytes, half * 2);
+        w[p][0] = two.Widened(0);
+        w[p][1] = two.Widened(1);
       }
       const SharedPtr<std::byte> from_rows = ring.rows() + places.rows[half];
 #pragma unroll

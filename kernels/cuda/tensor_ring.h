@@ -40,11 +40,17 @@ __device__ __forceinline__ uint4 LoadWeights(SharedPtr<std::byte> from) {
 struct WholePanels {
   static constexpr int kLaneBytes = kChunkBytes;
   static constexpr int kMaxTiles = 8;
-  __device__ static constexpr int PanelBytes(const RingShape&) { return kBlockPanelBytes; }
-  // What two steps from the `step`-th on take; `from` is what the lane has of a panel's block.
-  __device__ static void LoadTwoSteps(SharedPtr<std::byte> from, int step, uint4 (&two)[2]) {
-    two[0] = LoadWeights(from + step * kStepPanelBytes);
-    two[1] = LoadWeights(from + (step + 1) * kStepPanelBytes);
+  __device__ static constexpr int PanelBytes(const RingShape&) { return kPanelBytes; }
+  static constexpr int kPanelBytes = kBlockPanelBytes;
+  // What a lane has of two steps.
+  struct Two {
+    uint4 steps[2];
+    __device__ const uint4& Widened(int i) const { return steps[i]; }
+  };
+  // From the `step`-th step on; `from` is what the lane has of a panel's block.
+  __device__ static Two Load(SharedPtr<std::byte> from, int step) {
+    return {{LoadWeights(from + step * kStepPanelBytes),
+             LoadWeights(from + (step + 1) * kStepPanelBytes)}};
   }
 };
 
@@ -110,26 +116,21 @@ struct Fp8Product {
   static constexpr bool kScaled = false;
   static constexpr int kLaneBytes = kChunkBytes / 2;
   static constexpr int kMaxTiles = 8;
-  __device__ static constexpr int PanelBytes(const RingShape&) { return kFp8PanelBytes; }
-  // What a lane has of two steps, and the scales of outputs l / 4 and 8 more.
+  __device__ static constexpr int PanelBytes(const RingShape&) { return kPanelBytes; }
+  static constexpr int kPanelBytes = kFp8PanelBytes;
+  // As WholePanels', with the scales of outputs l / 4 and 8 more.
   struct Two {
     uint2 bytes[2];
     float scales[2];
     __device__ uint4 Widened(int i) const { return Fp8Product::Widened(bytes[i], scales); }
   };
-  // As WholePanels' LoadTwoSteps, before they are widened.
-  __device__ static Two LoadNarrow(SharedPtr<std::byte> from, int step) {
+  __device__ static Two Load(SharedPtr<std::byte> from, int step) {
     const int lane = threadIdx.x % kWarp;
     const SharedPtr<float> scales =
         SharedCast<float>(from + (kFp8NumberBytes - lane * kLaneBytes + lane / 4 * 4));
     const SharedPtr<std::byte> bytes = from + step * kFp8StepPanelBytes;
     return {{SharedCast<uint2>(bytes)[0], SharedCast<uint2>(bytes + kFp8StepPanelBytes)[0]},
             {scales[0], scales[8]}};
-  }
-  __device__ static void LoadTwoSteps(SharedPtr<std::byte> from, int step, uint4 (&two)[2]) {
-    const Two narrow = LoadNarrow(from, step);
-    two[0] = narrow.Widened(0);
-    two[1] = narrow.Widened(1);
   }
   __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
     Bf16Product::Multiply(d, a, b);

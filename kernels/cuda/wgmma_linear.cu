@@ -175,14 +175,14 @@ class WarpgroupSums {
  private:
   __device__ __forceinline__ static void Load(SharedPtr<std::byte> from, int step,
                                               uint32_t (&weights)[2][4]) {
-    uint4 two[2];
-    Product::LoadTwoSteps(from, step, two);
+    const typename Product::Two two = Product::Load(from, step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      weights[i][0] = two[i].x;
-      weights[i][1] = two[i].y;
-      weights[i][2] = two[i].z;
-      weights[i][3] = two[i].w;
+      const uint4 four = two.Widened(i);
+      weights[i][0] = four.x;
+      weights[i][1] = four.y;
+      weights[i][2] = four.z;
+      weights[i][3] = four.w;
     }
     Settle(&weights[0][0], 8);
   }
@@ -252,7 +252,7 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
   SegmentSums segments(launch.segment_sums);
   ForEachTile(launch, [&](const Pass& pass) {
     const int panel = Least(warp, pass.num_panels - 1);
-    const int weights_at = panel * Product::PanelBytes(launch.ring) + lane * Product::kLaneBytes;
+    const int weights_at = panel * Product::kPanelBytes + lane * Product::kLaneBytes;
 #pragma unroll 1
     for (int segment = 0; segment < num_segments; ++segment) {
       const BlockRange blocks = BlocksOf(layer, segment);

@@ -202,27 +202,20 @@ def test_a_gpu_whose_kernels_hang_ends_when_it_is_asked_to(tmp_path, hybrid):
         router.wait_alive("hybrid", 2)
 
 
-def test_a_gpu_that_is_lost_ends_at_once_and_its_streams_go_on_in_its_next_process(tmp_path, hybrid):
-    """There is no other worker: a second step on the dead device would be an attempt of all streams for nothing."""
+@pytest.mark.parametrize("signals", [[KERNELS_FAIL], [signal.SIGTERM, KERNELS_FAIL]], ids=["serving", "draining"])
+def test_a_gpu_that_is_lost_ends_at_once_and_its_streams_go_on_in_its_next_process(tmp_path, hybrid, signals):
+    """There is no other worker: a second step on the dead device would be an attempt of all streams for nothing. Whoever
+    asked for a drain hears that it was no good end."""
     requests = short_requests(47, 2)
     want = [ask(hybrid, request) for request in requests]
     gpu = worker(tmp_path, "gpu", "--isa=fma", PATIENT, "--transport=grpc")
     with gpu, Router(tmp_path, [gpu], PATIENT) as router:
         router.wait_alive("hybrid", 1)
-        assert ask_until_one_ends(router, requests, gpu, gpu, KERNELS_FAIL) == want
-        assert gpu.log_path.read_text().count("a step failed") <= 2  # Another may have been begun behind the first.
+        assert ask_until_one_ends(router, requests, gpu, gpu, *signals) == want
+        log = gpu.log_path.read_text()
+        assert log.count("a step failed") <= 2  # Another may have been begun behind the first.
+        assert "no step succeeds here any more" in log
         assert router.total("tandem_stream_resumes_total") > 0
-
-
-def test_a_gpu_that_is_lost_in_a_drain_is_told_by_the_exit_status(tmp_path, hybrid):
-    """Whoever asked for the drain hears that it was no good end."""
-    requests = short_requests(49, 2)
-    want = [ask(hybrid, request) for request in requests]
-    gpu = worker(tmp_path, "gpu", "--isa=fma", PATIENT, "--transport=grpc")
-    with gpu, Router(tmp_path, [gpu], PATIENT) as router:
-        router.wait_alive("hybrid", 1)
-        assert ask_until_one_ends(router, requests, gpu, gpu, signal.SIGTERM, KERNELS_FAIL) == want
-        assert "no step succeeds here any more" in gpu.log_path.read_text()
 
 
 def test_a_gpu_that_is_lost_while_nobody_asks_ends_too(tmp_path):

@@ -17,7 +17,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/clock.h"
 #include "services/router/worker_pool.h"
 #include "services/server/channel.h"
 #include "services/server/gated_server.h"
@@ -29,17 +28,15 @@
 #include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
 #include "tests/support/temp_folder.h"
+#include "tests/unit/services/router/router_core_fixture.h"
 
 namespace tandem {
 namespace {
 
-class WorkerChannelTest : public testing::Test {
+class WorkerChannelTest : public RouterCoreFixture {
  protected:
   void Start(const std::vector<FakeWorkerOptions>& workers, int64_t max_index_entries = 1000) {
-    RouterCoreOptions options;
-    options.owner.router_incarnation = 1;
-    options.owner.max_index_entries = max_index_entries;
-    core_ = *RouterCore::Create(options, &clock_, &metrics_);
+    MakeCore(max_index_entries);
     WorkerPoolOptions pool{.addresses = more_addresses_};
     pool.channel.budget = &budget_;
     for (const FakeWorkerOptions& worker : workers) {
@@ -53,12 +50,6 @@ class WorkerChannelTest : public testing::Test {
     core_.reset();
   }
 
-  // A channel that the pool does not tend.
-  std::shared_ptr<WorkerChannel> Channel(const std::string& address,
-                                         std::atomic<SessionId>* next_session) {
-    return std::make_shared<WorkerChannel>(address, WorkerChannelOptions{.budget = &budget_},
-                                           core_.get(), next_session, [] {});
-  }
   // How long `channel` waits at `now_us`, once its Watch has ended, until it dials again.
   static int64_t Pause(WorkerChannel* channel, int64_t now_us) {
     int64_t until_us = 0;
@@ -79,18 +70,9 @@ class WorkerChannelTest : public testing::Test {
                      [&done](const grpc::Status& status) { done.set_value(status.ok()); });
     EXPECT_TRUE(done.get_future().get());
   }
-  bool Connected() const {
-    const FleetView view = core_->View();
-    return view.workers.size() == 1 && view.workers[0].connected;
-  }
 
-  const SteadyClock clock_;
-  MetricsRegistry registry_;
-  RouterMetrics metrics_{&registry_};
-  MemoryBudget budget_{int64_t{256} << 20};
   std::vector<std::string> more_addresses_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
-  std::unique_ptr<RouterCore> core_;
   std::unique_ptr<WorkerPool> pool_;
 };
 

@@ -7,45 +7,27 @@
 #include <memory>
 #include <string>
 
-#include "runtime/base/clock.h"
 #include "services/router/worker_channel.h"
 #include "tests/support/core_worker.h"
 #include "tests/support/count_of.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
+#include "tests/unit/services/router/router_core_fixture.h"
 
 namespace tandem {
 namespace {
 
-class WorkerWithoutSessionTest : public testing::Test {
+class WorkerWithoutSessionTest : public RouterCoreFixture {
  protected:
-  WorkerWithoutSessionTest() {
-    RouterCoreOptions options;
-    options.owner.router_incarnation = 1;
-    core_ = *RouterCore::Create(options, &clock_, &metrics_);
-  }
-  std::shared_ptr<WorkerChannel> Channel(const FakeWorker& worker) {
-    return std::make_shared<WorkerChannel>(worker.address(),
-                                           WorkerChannelOptions{.budget = &budget_}, core_.get(),
-                                           &next_session_, [] {});
-  }
-  bool HasSession() const {
-    const FleetView view = core_->View();
-    return view.workers.size() == 1 && view.workers[0].connected;
-  }
+  WorkerWithoutSessionTest() { MakeCore(); }
 
-  const SteadyClock clock_;
-  MetricsRegistry registry_;
-  RouterMetrics metrics_{&registry_};
-  MemoryBudget budget_{int64_t{256} << 20};
-  std::unique_ptr<RouterCore> core_;
   std::atomic<SessionId> next_session_{1};
 };
 
 // However long it stands: its streams are elsewhere, and each session would be refused.
 TEST_F(WorkerWithoutSessionTest, WhoMakesNoProgressIsNotDialledUntilItDoes) {
   FakeWorker worker({.stalled = true});
-  const auto channel = Channel(worker);
+  const auto channel = Channel(worker.address(), &next_session_);
   int64_t ahead_us = 0;  // However long the channel would pause.
   const auto tend = [&] { channel->Tend(clock_.NowUs() + (ahead_us += 1'000'000)); };
   tend();
@@ -62,7 +44,7 @@ TEST_F(WorkerWithoutSessionTest, WhoMakesNoProgressIsNotDialledUntilItDoes) {
   worker.EndStall();
   EXPECT_TRUE(Eventually([&] {
     tend();
-    return HasSession();
+    return Connected();
   }));
   EXPECT_EQ(worker.num_sessions(), 1);
   EXPECT_EQ(worker.num_watches(), 1);
@@ -72,7 +54,7 @@ TEST_F(WorkerWithoutSessionTest, WhoMakesNoProgressIsNotDialledUntilItDoes) {
 // Its end is none that an operator could want to know of, and may come again and again.
 TEST_F(WorkerWithoutSessionTest, ASessionThatWasNeverTakenEndsWithoutAWord) {
   const FakeWorker worker(FakeWorkerOptions{});
-  const auto channel = Channel(worker);
+  const auto channel = Channel(worker.address(), &next_session_);
   channel->Tend(clock_.NowUs());
   ASSERT_TRUE(Eventually([&] { return worker.num_heartbeats() > 2; }));
   Flush(*core_);
