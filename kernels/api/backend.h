@@ -204,6 +204,11 @@ class Backend {
   virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
   virtual absl::Status LayerNorm(const LayerNormArgs& args) = 0;
   virtual absl::Status Linear(const LinearArgs& args) = 0;
+  // A norm, and the layer whose input its output is: with the bits of the two, one behind the
+  // other. What that array holds afterwards is anything. InvalidArgument, too, if it is not the
+  // layer's input, in its rows, inputs and compute_dtype.
+  virtual absl::Status RmsNormLinear(const RmsNormArgs& norm, const LinearArgs& layer) = 0;
+  virtual absl::Status LayerNormLinear(const LayerNormArgs& norm, const LinearArgs& layer) = 0;
   virtual absl::Status Add(const AddArgs& args) = 0;
   virtual absl::Status SoftCap(const SoftCapArgs& args) = 0;
   virtual absl::Status GatherRows(const GatherRowsArgs& args) = 0;

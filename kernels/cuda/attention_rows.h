@@ -44,12 +44,6 @@ template <typename Kv>
 __host__ __device__ constexpr int UnitBytes(int head_dim) {
   return kPairSubTiles * SubTileStride<Kv>(head_dim);
 }
-// Large heads leave room for one alone: nothing is copied while it is used.
-template <typename Kv>
-__host__ __device__ constexpr int RingUnits(int head_dim) {
-  return UnitBytes<Kv>(head_dim) <= 72 * 1024 ? 2 : 1;
-}
-
 // So many rows fit a thread's registers beside the rest.
 __host__ __device__ constexpr int MaxAttentionRows(int max_head_dim) {
   return max_head_dim > kAttentionThreads ? 8 : 16;
@@ -75,9 +69,15 @@ class AttentionRows {
   static constexpr int kPartRows = kRows / kRowParts;
   static_assert(kRows % 2 == 0 && kRows % kRowParts == 0 && kMaxHeadDim >= 64);
 
-  // Queries, scores, weights, numbers of rows, and the ring.
-  static constexpr size_t SharedBytes(int head_dim) {
-    return RingBegin() + static_cast<size_t>(RingUnits<Kv>(head_dim)) * UnitBytes<Kv>(head_dim);
+  // Queries, scores, weights, numbers of rows, and a ring of so many units.
+  static constexpr size_t BytesWith(int units, int head_dim) {
+    return RingBegin() + static_cast<size_t>(units) * UnitBytes<Kv>(head_dim);
+  }
+  // Where a block may have `most`. Large heads, and small memories, leave room for one unit
+  // alone: nothing is copied while it is used.
+  static constexpr size_t SharedBytes(int head_dim, size_t most) {
+    const bool two = UnitBytes<Kv>(head_dim) <= 72 * 1024 && BytesWith(2, head_dim) <= most;
+    return BytesWith(two ? 2 : 1, head_dim);
   }
 
   __device__ AttentionRows(const AttentionProblem& problem, const RowJob& job)
@@ -101,7 +101,8 @@ class AttentionRows {
         total_sum_(total_max_ + kRows),
         left_scale_(total_sum_ + kRows),
         right_scale_(left_scale_ + kRows),
-        ring_(SharedMemory() + RingBegin()) {}
+        ring_(SharedMemory() + RingBegin()),
+        has_two_units_(SharedMemoryBytes() >= BytesWith(2, head_dim())) {}
 
   __device__ int first_segment() const { return first_visible_ / kAttentionSegmentTokens; }
   __device__ int end_segment() const {
@@ -174,7 +175,7 @@ class AttentionRows {
 
   // A sub-tile of a unit.
   __device__ SharedPtr<std::byte> SubTile(int unit, int sub) const {
-    return ring_ + unit % RingUnits<Kv>(head_dim()) * UnitBytes<Kv>(head_dim()) +
+    return ring_ + (has_two_units_ ? unit % 2 : 0) * UnitBytes<Kv>(head_dim()) +
            sub * SubTileStride<Kv>(head_dim());
   }
   // Where tokens have scales: a position of a unit of K has its own there, and that of V.
@@ -231,7 +232,7 @@ class AttentionRows {
     }
     const int tokens = end > begin ? end - begin : 0;
     const int num_units = (tokens + kPairTokens - 1) / kPairTokens * 2;
-    const bool ahead = RingUnits<Kv>(head_dim()) == 2;
+    const bool ahead = has_two_units_;
     const auto copy = [&](int unit) {
       if (unit < num_units) CopyUnit(unit, begin + unit / 2 * kPairTokens);
       CommitCopies();
@@ -534,6 +535,7 @@ class AttentionRows {
   const SharedPtr<float> left_scale_;
   const SharedPtr<float> right_scale_;
   const SharedPtr<std::byte> ring_;
+  const bool has_two_units_;
 };
 
 }  // namespace tandem

@@ -59,7 +59,7 @@ struct DecodePlan {
   int64_t splits;
 };
 
-DecodePlan PlanDecode(const HostDecodeAttentionArgs& args, int num_processors) {
+DecodePlan PlanDecode(const HostDecodeAttentionArgs& args, const ProcessorLimits& limits) {
   const int group = args.num_heads / args.kv.num_kv_heads;
   const bool plain = args.kv.shape.type == KvTypeOf(args.compute_dtype);
   DecodePlan plan{.rows = plain ? 2 : 4};
@@ -68,7 +68,8 @@ DecodePlan PlanDecode(const HostDecodeAttentionArgs& args, int num_processors) {
   plan.rows = std::min(plan.rows, most_rows);
   plan.row_chunks = CeilDiv(group, plan.rows);
   const int64_t jobs = args.num_sequences * args.kv.num_kv_heads * plan.row_chunks;
-  plan.splits = jobs < int64_t{num_processors} * kBlocksPerProcessor ? MostSegments(args) : 1;
+  plan.splits =
+      jobs < int64_t{limits.num_processors} * kBlocksPerProcessor ? MostSegments(args) : 1;
   return plan;
 }
 
@@ -77,15 +78,16 @@ int64_t NumParts(const HostDecodeAttentionArgs& args, const DecodePlan& plan) {
 }
 
 template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
-cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
+cudaError_t LaunchDecode(const DecodeLaunch& launch, const ProcessorLimits& limits,
+                         cudaStream_t stream) {
   const int64_t jobs = launch.num_sequences * launch.problem.kv.num_kv_heads * launch.row_chunks;
   using Rows = AttentionRows<Kv, kRows, kMaxHeadDim, kExact>;
-  const cudaError_t error =
-      Launch(DecodeKernel<Kv, kRows, kMaxHeadDim, kExact>,
-             {.blocks = jobs * launch.splits,
-              .threads = kAttentionThreads,
-              .shared_bytes = Rows::SharedBytes(launch.problem.kv.shape.head_dim)},
-             stream, launch);
+  const cudaError_t error = Launch(DecodeKernel<Kv, kRows, kMaxHeadDim, kExact>,
+                                   {.blocks = jobs * launch.splits,
+                                    .threads = kAttentionThreads,
+                                    .shared_bytes = Rows::SharedBytes(
+                                        launch.problem.kv.shape.head_dim, limits.max_shared_bytes)},
+                                   stream, launch);
   if (error != cudaSuccess) return error;
   return MergeSplits<Kv::kDType, ExpMerge>(launch, jobs, stream);
 }
@@ -138,21 +140,21 @@ size_t CudaTileBytes(const KvTileShape& shape) {
 
 size_t CudaAttentionSharedBytes(const KvTileShape& shape, DType compute_dtype) {
   return ByShape(shape, compute_dtype, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
-    return AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>::SharedBytes(
-        shape.head_dim);
+    return AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>::BytesWith(
+        /*units=*/1, shape.head_dim);
   });
 }
 
-size_t CudaDecodeScratchBytes(const HostDecodeAttentionArgs& args, int num_processors) {
-  const DecodePlan plan = PlanDecode(args, num_processors);
+size_t CudaDecodeScratchBytes(const HostDecodeAttentionArgs& args, const ProcessorLimits& limits) {
+  const DecodePlan plan = PlanDecode(args, limits);
   if (plan.splits == 1) return 0;
   return static_cast<size_t>(NumParts(args, plan)) *
          (sizeof(RowPartial) + sizeof(float) * PaddedHeadDim(args.kv.shape.head_dim));
 }
 
-cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_processors,
-                                void* scratch, cudaStream_t stream) {
-  const DecodePlan plan = PlanDecode(args, num_processors);
+cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
+                                const ProcessorLimits& limits, cudaStream_t stream) {
+  const DecodePlan plan = PlanDecode(args, limits);
   auto* const partials = static_cast<RowPartial*>(scratch);
   const DecodeLaunch launch{
       .problem = ProblemOf(args),
@@ -168,27 +170,28 @@ cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_pro
                    constexpr int kMostRows = MaxAttentionRows(kMaxHeadDim);
                    if constexpr (Kv::kType == KvTypeOf(Kv::kDType)) {
                      if (plan.rows == 2)
-                       return LaunchDecode<Kv, 2, kMaxHeadDim, kExact>(launch, stream);
+                       return LaunchDecode<Kv, 2, kMaxHeadDim, kExact>(launch, limits, stream);
                      if (plan.rows == 8)
-                       return LaunchDecode<Kv, 8, kMaxHeadDim, kExact>(launch, stream);
+                       return LaunchDecode<Kv, 8, kMaxHeadDim, kExact>(launch, limits, stream);
                    }
                    if (plan.rows == 4)
-                     return LaunchDecode<Kv, 4, kMaxHeadDim, kExact>(launch, stream);
-                   return LaunchDecode<Kv, kMostRows, kMaxHeadDim, kExact>(launch, stream);
+                     return LaunchDecode<Kv, 4, kMaxHeadDim, kExact>(launch, limits, stream);
+                   return LaunchDecode<Kv, kMostRows, kMaxHeadDim, kExact>(launch, limits, stream);
                  });
 }
 
-cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_processors,
-                                 cudaStream_t stream) {
+cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args,
+                                 const ProcessorLimits& limits, cudaStream_t stream) {
   const PrefillLaunch launch = PrefillLaunchOf(args);
   return ByShape(
       args.kv.shape, args.compute_dtype, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
         using Rows = AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>;
-        return Launch(PrefillKernel<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>,
-                      {.blocks = args.num_sequences == 0 ? 0 : int64_t{num_processors} * 4,
-                       .threads = kAttentionThreads,
-                       .shared_bytes = Rows::SharedBytes(args.kv.shape.head_dim)},
-                      stream, launch);
+        return Launch(
+            PrefillKernel<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>,
+            {.blocks = args.num_sequences == 0 ? 0 : int64_t{limits.num_processors} * 4,
+             .threads = kAttentionThreads,
+             .shared_bytes = Rows::SharedBytes(args.kv.shape.head_dim, limits.max_shared_bytes)},
+            stream, launch);
       });
 }
 

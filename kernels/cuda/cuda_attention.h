@@ -18,26 +18,24 @@ namespace tandem {
 // A tile that attention reads: the CPU's.
 const char* CudaTileFormat(KvType type);
 size_t CudaTileBytes(const KvTileShape& shape);
-// Shared memory that a block of attention needs: some devices have less.
+// The least shared memory that a block of attention needs: some devices have less.
 size_t CudaAttentionSharedBytes(const KvTileShape& shape, DType compute_dtype);
 
 cudaError_t CudaRotaryTable(const HostRotaryTableArgs& args, cudaStream_t stream);
 cudaError_t CudaRotaryKvWrite(const HostRotaryKvWriteArgs& args, cudaStream_t stream);
 
 // Bytes that decode attention wants for the parts of sequences that it splits; may be 0.
-size_t CudaDecodeScratchBytes(const HostDecodeAttentionArgs& args, int num_processors);
-cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_processors,
-                                void* scratch, cudaStream_t stream);
-cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_processors,
-                                 cudaStream_t stream);
+size_t CudaDecodeScratchBytes(const HostDecodeAttentionArgs& args, const ProcessorLimits& limits);
+cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
+                                const ProcessorLimits& limits, cudaStream_t stream);
+cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args,
+                                 const ProcessorLimits& limits, cudaStream_t stream);
 
 // The same on the tensor cores, with their bits, for the shapes that there are kernels for.
-bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype,
-                        const ProcessorLimits& limits);
+bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype);
 size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args, const ProcessorLimits& limits);
 cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
                                   const ProcessorLimits& limits, cudaStream_t stream);
-size_t TensorPrefillSharedBytes(const KvTileShape& shape);
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits);
 cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                    const ProcessorLimits& limits, cudaStream_t stream);

@@ -75,6 +75,12 @@ class CudaLinearOp final : public LinearOp {
   const PackedLinear layer_;
 };
 
+const CudaLinearOp& OpOf(const LinearArgs& args) {
+  const auto* op = dynamic_cast<const CudaLinearOp*>(args.op);
+  TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
+  return *op;
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const cudaDeviceProp& properties, GpuIdentity gpu, CudaProducts products,
@@ -228,8 +234,8 @@ class CudaBackend final : public Backend {
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override { return Run(args, CudaEmbedding); }
-  absl::Status RmsNorm(const RmsNormArgs& args) override { return Run(args, CudaRmsNorm); }
-  absl::Status LayerNorm(const LayerNormArgs& args) override { return Run(args, CudaLayerNorm); }
+  absl::Status RmsNorm(const RmsNormArgs& args) override { return Norm(args); }
+  absl::Status LayerNorm(const LayerNormArgs& args) override { return Norm(args); }
   absl::Status Add(const AddArgs& args) override { return Run(args, CudaAdd); }
   absl::Status SoftCap(const SoftCapArgs& args) override { return Run(args, CudaSoftCap); }
   absl::Status GatherRows(const GatherRowsArgs& args) override { return Run(args, CudaGatherRows); }
@@ -239,13 +245,13 @@ class CudaBackend final : public Backend {
 
   absl::Status Linear(const LinearArgs& args) override {
     TANDEM_RETURN_IF_ERROR(Validate(args));
-    const auto* op = dynamic_cast<const CudaLinearOp*>(args.op);
-    TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
-    if (args.num_rows == 0) return absl::OkStatus();
-    TANDEM_ASSIGN_OR_RETURN(
-        void* const scratch,
-        ScratchOf(CudaLinearScratchBytes(op->layer(), op->spec(), args.num_rows, limits_)));
-    return Enqueued(CudaLinear(op->layer(), OnHost(args), scratch, limits_, stream_->get()));
+    return Multiply(args, /*norm=*/nullptr);
+  }
+  absl::Status RmsNormLinear(const RmsNormArgs& norm, const LinearArgs& args) override {
+    return NormLinear(norm, args);
+  }
+  absl::Status LayerNormLinear(const LayerNormArgs& norm, const LinearArgs& args) override {
+    return NormLinear(norm, args);
   }
 
   absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
@@ -259,10 +265,9 @@ class CudaBackend final : public Backend {
                               ScratchOf(TensorDecodeScratchBytes(OnHost(args), limits_)));
       return Enqueued(TensorDecodeAttention(OnHost(args), scratch, limits_, stream_->get()));
     }
-    TANDEM_ASSIGN_OR_RETURN(void* const scratch, ScratchOf(CudaDecodeScratchBytes(
-                                                     OnHost(args), limits_.num_processors)));
-    return Enqueued(
-        CudaDecodeAttention(OnHost(args), limits_.num_processors, scratch, stream_->get()));
+    TANDEM_ASSIGN_OR_RETURN(void* const scratch,
+                            ScratchOf(CudaDecodeScratchBytes(OnHost(args), limits_)));
+    return Enqueued(CudaDecodeAttention(OnHost(args), scratch, limits_, stream_->get()));
   }
   absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
@@ -271,7 +276,7 @@ class CudaBackend final : public Backend {
                               ScratchOf(TensorPrefillScratchBytes(args.kv.shape, limits_)));
       return Enqueued(TensorPrefillAttention(OnHost(args), scratch, limits_, stream_->get()));
     }
-    return Enqueued(CudaPrefillAttention(OnHost(args), limits_.num_processors, stream_->get()));
+    return Enqueued(CudaPrefillAttention(OnHost(args), limits_, stream_->get()));
   }
 
   absl::Status Sample(const SampleArgs& device_args) override {
@@ -363,8 +368,30 @@ class CudaBackend final : public Backend {
   }
 
   bool OnTensorCores(const KvTileShape& shape, DType compute_dtype) const {
-    return products_ == CudaProducts::kTensorCores &&
-           HasTensorAttention(shape, compute_dtype, limits_);
+    return products_ == CudaProducts::kTensorCores && HasTensorAttention(shape, compute_dtype);
+  }
+
+  template <typename NormArgs>
+  absl::Status Norm(const NormArgs& args) {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return Enqueued(CudaNorm(NormLaunchOf(OnHost(args)), stream_->get()));
+  }
+  // `norm`: as CudaLinear takes it.
+  absl::Status Multiply(const LinearArgs& args, const NormLaunch* norm) {
+    const CudaLinearOp& op = OpOf(args);
+    if (args.num_rows == 0) return absl::OkStatus();
+    TANDEM_ASSIGN_OR_RETURN(
+        void* const scratch,
+        ScratchOf(CudaLinearScratchBytes(op.layer(), op.spec(), args.num_rows, limits_)));
+    return Enqueued(CudaLinear(op.layer(), OnHost(args), norm, scratch, limits_, stream_->get()));
+  }
+  template <typename NormArgs>
+  absl::Status NormLinear(const NormArgs& norm, const LinearArgs& args) {
+    TANDEM_RETURN_IF_ERROR(Validate(norm, args));
+    const NormLaunch launch = NormLaunchOf(OnHost(norm));
+    if (MayTakeNorm(OpOf(args).layer())) return Multiply(args, &launch);
+    TANDEM_RETURN_IF_ERROR(Enqueued(CudaNorm(launch, stream_->get())));
+    return Multiply(args, /*norm=*/nullptr);
   }
 
   template <typename Args, typename HostArgs>

@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 
+#include "kernels/cuda/cuda_rows.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/cuda/processor_limits.h"
 #include "kernels/support/host_args.h"
@@ -37,14 +38,23 @@ struct PackedLinear {
   const std::byte* panels;
   const float* scales;  // [N] of outputs kept in 8 bits; else null
 };
+// Whether inputs are made 8 bits.
+inline bool MultipliesInt8(const PackedLinear& layer) {
+  return layer.weight_type == WeightType::kInt8 || layer.weight_type == WeightType::kInt4;
+}
 // `packed` is null where only sizes are asked for.
 PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 
 // Bytes that a layer wants for `num_rows` rows while it runs; may be 0.
 size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows,
                               const ProcessorLimits& limits);
-cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       const ProcessorLimits& limits, cudaStream_t stream);
+// `norm`, where the layer may take one, makes the rows that are multiplied; null: the input has
+// them.
+cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args,
+                       const NormLaunch* norm, void* scratch, const ProcessorLimits& limits,
+                       cudaStream_t stream);
+// Whether rows are made 8 bits, one scale a row, so that a norm may make them so.
+bool MayTakeNorm(const PackedLinear& layer);
 
 // The parts of CudaLinear: weights of f32 and bf16 on the ordinary units, of 8 and 4 bits, and of
 // bf16 on the tensor cores.
@@ -53,8 +63,9 @@ cudaError_t FloatLinear(const PackedLinear& layer, const HostLinearArgs& args, v
                         cudaStream_t stream);
 size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows,
                               const ProcessorLimits& limits);
-cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       const ProcessorLimits& limits, cudaStream_t stream);
+cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args,
+                       const NormLaunch* norm, void* scratch, const ProcessorLimits& limits,
+                       cudaStream_t stream);
 size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows,
                               const ProcessorLimits& limits);
 cudaError_t Bf16TensorLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/simt.h"
+#include "kernels/support/int8.h"
 #include "kernels/support/vector_math.h"
 
 namespace tandem {
@@ -22,10 +23,12 @@ __device__ __forceinline__ int64_t ElementOfThread() {
 constexpr int kNormThreads = 512;
 constexpr int kNormRow = 8192;                  // numbers that are in shared memory at once
 constexpr int kHeld = kNormRow / kNormThreads;  // weights that a thread has
+constexpr int kNormWarps = kNormThreads / 32;
 
 LaunchShape NormShape(int64_t num_rows) {
-  return {
-      .blocks = num_rows, .threads = kNormThreads, .shared_bytes = (kNormRow + 1) * sizeof(float)};
+  return {.blocks = num_rows,
+          .threads = kNormThreads,
+          .shared_bytes = (kNormRow + 1 + kNormWarps) * sizeof(float)};
 }
 
 // A row, which stays in shared memory if it is no longer than that.
@@ -108,35 +111,73 @@ class NormWeights {
   float held_[kHeld];
 };
 
-__global__ void TANDEM_THREADS(kNormThreads, 1) RmsNormKernel(HostRmsNormArgs args) {
+// What numbers of a row become; of LayerNorm if kCenters, else of RmsNorm.
+template <bool kCenters>
+class Normed {
+ public:
+  __device__ Normed(const NormRow& row, const NormLaunch& norm)
+      : row_(row), bias_(norm.bias), mean_(0.0f) {
+    const auto count = static_cast<float>(norm.features);
+    if constexpr (kCenters) mean_ = row.Sum([](float x) { return x; }) / count;
+    const float variance = row.Sum([this](float x) { return Centered(x) * Centered(x); }) / count;
+    scale_ = 1.0f / __fsqrt_rn(variance + norm.epsilon);
+  }
+  __device__ float operator()(int64_t e, float weight) const {
+    const float y = (Centered(row_[e]) * scale_) * weight;
+    return kCenters ? y + bias_[e] : y;
+  }
+
+ private:
+  __device__ float Centered(float x) const { return kCenters ? x - mean_ : x; }
+
+  const NormRow& row_;
+  const float* const bias_;
+  float mean_;
+  float scale_;
+};
+
+template <bool kCenters>
+__global__ void TANDEM_THREADS(kNormThreads, 1) NormKernel(NormLaunch norm) {
   LetNextLaunchBegin();
-  const NormWeights weights(args.weight, args.features);
+  const NormWeights weights(norm.weight, norm.features);
   WaitForLaunchBefore();
-  const int64_t begin = int64_t{blockIdx.x} * args.features;
-  const NormRow x(args.input + begin, args.features);
-  const float mean =
-      x.Sum([](float value) { return value * value; }) / static_cast<float>(args.features);
-  const float scale = 1.0f / __fsqrt_rn(mean + args.epsilon);
+  const int64_t begin = int64_t{blockIdx.x} * norm.features;
+  const NormRow row(norm.input + begin, norm.features);
+  const Normed<kCenters> normed(row, norm);
   weights.ForEach([&](int64_t e, float weight) {
-    Store(args.output_dtype, args.output, begin + e, (x[e] * scale) * weight);
+    Store(norm.output_dtype, norm.output, begin + e, normed(e, weight));
   });
 }
 
-__global__ void TANDEM_THREADS(kNormThreads, 1) LayerNormKernel(HostLayerNormArgs args) {
+struct NormQuantizeLaunch {
+  NormLaunch norm;
+  QuantizedRows to;
+};
+
+// What NormKernel writes, in 8 bits.
+template <bool kCenters>
+__global__ void TANDEM_THREADS(kNormThreads, 1) NormQuantizeKernel(NormQuantizeLaunch launch) {
   LetNextLaunchBegin();
-  const NormWeights weights(args.weight, args.features);
+  const NormLaunch& norm = launch.norm;
+  const QuantizedRows& to = launch.to;
+  const NormWeights weights(norm.weight, norm.features);
   WaitForLaunchBefore();
-  const int64_t begin = int64_t{blockIdx.x} * args.features;
-  const NormRow x(args.input + begin, args.features);
-  const auto count = static_cast<float>(args.features);
-  const float mean = x.Sum([](float value) { return value; }) / count;
-  const float variance =
-      x.Sum([&](float value) { return (value - mean) * (value - mean); }) / count;
-  const float scale = 1.0f / __fsqrt_rn(variance + args.epsilon);
+  const int64_t r = blockIdx.x;
+  const NormRow row(norm.input + r * norm.features, norm.features);
+  const Normed<kCenters> normed(row, norm);
+  uint32_t absmax = 0;
   weights.ForEach([&](int64_t e, float weight) {
-    Store(args.output_dtype, args.output, begin + e,
-          ((x[e] - mean) * scale) * weight + args.bias[e]);
+    const uint32_t bits = MagnitudeBits(Rounded(norm.output_dtype, normed(e, weight)));
+    absmax = bits > absmax ? bits : absmax;
   });
+  const SharedPtr<uint32_t> of_warps = SharedCast<uint32_t>(SharedMemory()) + (kNormRow + 1);
+  const float scale = Int8Scale(__uint_as_float(LargestOfBlock<kNormWarps>(absmax, of_warps)));
+  if (threadIdx.x == 0) to.scales[r * kNumLinearSegments] = scale;
+  int8_t* const numbers = to.numbers + r * to.stride;
+  weights.ForEach([&](int64_t e, float weight) {
+    numbers[e] = static_cast<int8_t>(ToInt8(Rounded(norm.output_dtype, normed(e, weight)), scale));
+  });
+  for (int64_t e = norm.features + threadIdx.x; e < to.stride; e += kNormThreads) numbers[e] = 0;
 }
 
 // ---- one block a row ----
@@ -208,12 +249,15 @@ cudaError_t CudaEmbedding(const HostEmbeddingArgs& args, cudaStream_t stream) {
   return Launch(EmbeddingKernel, {.blocks = args.num_rows, .threads = kThreads}, stream, args);
 }
 
-cudaError_t CudaRmsNorm(const HostRmsNormArgs& args, cudaStream_t stream) {
-  return Launch(RmsNormKernel, NormShape(args.num_rows), stream, args);
+cudaError_t CudaNorm(const NormLaunch& norm, cudaStream_t stream) {
+  const auto kernel = norm.bias == nullptr ? NormKernel<false> : NormKernel<true>;
+  return Launch(kernel, NormShape(norm.num_rows), stream, norm);
 }
 
-cudaError_t CudaLayerNorm(const HostLayerNormArgs& args, cudaStream_t stream) {
-  return Launch(LayerNormKernel, NormShape(args.num_rows), stream, args);
+cudaError_t CudaNormQuantize(const NormLaunch& norm, const QuantizedRows& to, cudaStream_t stream) {
+  const auto kernel = norm.bias == nullptr ? NormQuantizeKernel<false> : NormQuantizeKernel<true>;
+  const NormQuantizeLaunch launch{.norm = norm, .to = to};
+  return Launch(kernel, NormShape(norm.num_rows), stream, launch);
 }
 
 cudaError_t CudaActivate(const ActivateLaunch& launch, cudaStream_t stream) {

@@ -13,11 +13,33 @@
 namespace tandem {
 
 cudaError_t CudaEmbedding(const HostEmbeddingArgs& args, cudaStream_t stream);
-cudaError_t CudaRmsNorm(const HostRmsNormArgs& args, cudaStream_t stream);
-cudaError_t CudaLayerNorm(const HostLayerNormArgs& args, cudaStream_t stream);
 cudaError_t CudaAdd(const HostAddArgs& args, cudaStream_t stream);
 cudaError_t CudaSoftCap(const HostSoftCapArgs& args, cudaStream_t stream);
 cudaError_t CudaGatherRows(const HostGatherRowsArgs& args, cudaStream_t stream);
+
+// Either norm; RmsNorm where the bias is null.
+using NormLaunch = HostLayerNormArgs;
+inline NormLaunch NormLaunchOf(const HostLayerNormArgs& args) { return args; }
+inline NormLaunch NormLaunchOf(const HostRmsNormArgs& args) {
+  return {.input = args.input,
+          .weight = args.weight,
+          .bias = nullptr,
+          .output = args.output,
+          .num_rows = args.num_rows,
+          .features = args.features,
+          .epsilon = args.epsilon,
+          .output_dtype = args.output_dtype};
+}
+cudaError_t CudaNorm(const NormLaunch& norm, cudaStream_t stream);
+
+// Rows of numbers in 8 bits, as layers kept in 8 and 4 bits multiply them (kernels/support/int8.h).
+struct QuantizedRows {
+  int8_t* numbers;  // [R, stride], zeros behind a row's numbers
+  int64_t stride;
+  float* scales;  // [R, kNumLinearSegments]; of a row that has one scale, the first
+};
+// What CudaNorm writes in output_dtype, made 8 bits, one scale a row; that itself is not written.
+cudaError_t CudaNormQuantize(const NormLaunch& norm, const QuantizedRows& to, cudaStream_t stream);
 
 // output = function(gate) · up; without an up, function(gate): behind the products of a linear
 // layer that is activated (LinearSpec::activation).

@@ -119,9 +119,10 @@ struct FewRows {
   // The halves of a warp read rows in different banks.
   static constexpr int kRowBytes = kStageInputs * 4 + 16;
   static constexpr int kStageBytes = kPanels * kPanelBytes + kRows * kRowBytes;
-  static constexpr int kWanted = (kPanels == 1 ? 40 : 100) * 1024 / kStageBytes;
+  static constexpr int kWanted = (kPanels == 1 ? 40 : 98) * 1024 / kStageBytes;
   static constexpr int kStages = kWanted < 4 ? 4 : kWanted > 16 ? 16 : kWanted;
   static constexpr size_t kSharedBytes = static_cast<size_t>(kStages) * kStageBytes;
+  static_assert(kSharedBytes <= kLeastSharedBytes);
 };
 
 // One block a (kPanels panels, segment).

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/cuda_rows.h"
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/cuda/simt.h"
@@ -15,21 +16,18 @@
 namespace tandem {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kQuantizeThreads = 256;
+constexpr int kQuantizeWarps = kQuantizeThreads / 32;
 
 struct QuantizeLaunch {
   PackedLinear layer;
   const void* input;  // [R, K] compute_dtype
-  int8_t* rows;       // [R, padded_inputs]; past K zeros
-  float* row_scales;  // [R, 8]; of the first alone where there are no segments
-  int64_t padded_inputs;
+  QuantizedRows to;
 };
 
 // One block a (row, segment).
 __global__ void TANDEM_THREADS(kQuantizeThreads, 1) QuantizeKernel(QuantizeLaunch launch) {
   BeginLaunch();
-  const SharedPtr<uint32_t> largest = SharedCast<uint32_t>(SharedMemory());  // [warp]
   const PackedLinear& layer = launch.layer;
   const int num_segments = layer.segmented ? kNumLinearSegments : 1;
   const int64_t row = blockIdx.x / num_segments;
@@ -43,24 +41,23 @@ __global__ void TANDEM_THREADS(kQuantizeThreads, 1) QuantizeKernel(QuantizeLaunc
     const uint32_t bits = MagnitudeBits(Load(layer.compute_dtype, launch.input, from + k));
     absmax = bits > absmax ? bits : absmax;
   }
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, absmax, step);
-    absmax = other > absmax ? other : absmax;
-  }
-  if (threadIdx.x % kWarp == 0) largest[threadIdx.x / kWarp] = absmax;
-  __syncthreads();
-  for (int warp = 0; warp < kQuantizeThreads / kWarp; ++warp) {
-    const uint32_t other = largest[warp];
-    absmax = other > absmax ? other : absmax;
-  }
+  absmax = LargestOfBlock<kQuantizeWarps>(absmax, SharedCast<uint32_t>(SharedMemory()));
   const float scale = Int8Scale(__uint_as_float(absmax));
-  if (threadIdx.x == 0) launch.row_scales[row * kNumLinearSegments + segment] = scale;
-  const int64_t padded_end = last ? launch.padded_inputs : end;
+  if (threadIdx.x == 0) launch.to.scales[row * kNumLinearSegments + segment] = scale;
+  const int64_t padded_end = last ? launch.to.stride : end;
   for (int64_t k = begin + threadIdx.x; k < padded_end; k += kQuantizeThreads) {
     const int32_t q =
         k < end ? ToInt8(Load(layer.compute_dtype, launch.input, from + k), scale) : 0;
-    launch.rows[row * launch.padded_inputs + k] = static_cast<int8_t>(q);
+    launch.to.numbers[row * launch.to.stride + k] = static_cast<int8_t>(q);
   }
+}
+
+cudaError_t Quantize(const QuantizeLaunch& launch, int64_t num_rows, cudaStream_t stream) {
+  return Launch(QuantizeKernel,
+                {.blocks = num_rows * (launch.layer.segmented ? kNumLinearSegments : 1),
+                 .threads = kQuantizeThreads,
+                 .shared_bytes = sizeof(uint32_t) * kQuantizeWarps},
+                stream, launch);
 }
 
 size_t RowsBytes(const PackedLinear& layer, int64_t num_rows) {
@@ -79,27 +76,24 @@ size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows,
          ScalesBytes(num_rows);
 }
 
-cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       const ProcessorLimits& limits, cudaStream_t stream) {
+bool MayTakeNorm(const PackedLinear& layer) { return MultipliesInt8(layer) && !layer.segmented; }
+
+cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args,
+                       const NormLaunch* norm, void* scratch, const ProcessorLimits& limits,
+                       cudaStream_t stream) {
   std::byte* const rows =
       static_cast<std::byte*>(scratch) + TensorSumsBytes(layer, args.num_rows, limits);
   auto* const scales = reinterpret_cast<float*>(rows + RowsBytes(layer, args.num_rows));
-  const QuantizeLaunch launch{.layer = layer,
-                              .input = args.input,
-                              .rows = reinterpret_cast<int8_t*>(rows),
-                              .row_scales = scales,
-                              .padded_inputs = layer.num_chunks * kInputBlockBytes};
+  const QuantizedRows to{.numbers = reinterpret_cast<int8_t*>(rows),
+                         .stride = layer.num_chunks * kInputBlockBytes,
+                         .scales = scales};
   const cudaError_t error =
-      Launch(QuantizeKernel,
-             {.blocks = args.num_rows * (layer.segmented ? kNumLinearSegments : 1),
-              .threads = kQuantizeThreads,
-              .shared_bytes = sizeof(uint32_t) * kQuantizeThreads / kWarp},
-             stream, launch);
+      norm == nullptr
+          ? Quantize({.layer = layer, .input = args.input, .to = to}, args.num_rows, stream)
+          : CudaNormQuantize(*norm, to, stream);
   if (error != cudaSuccess) return error;
-  return TensorLinear(
-      layer, args,
-      {.rows = rows, .row_bytes = layer.num_chunks * kInputBlockBytes, .row_scales = scales},
-      scratch, limits, stream);
+  return TensorLinear(layer, args, {.rows = rows, .row_bytes = to.stride, .row_scales = scales},
+                      scratch, limits, stream);
 }
 
 }  // namespace tandem

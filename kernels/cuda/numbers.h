@@ -23,6 +23,11 @@ __device__ __forceinline__ void Store(DType dtype, void* array, int64_t index, f
   }
 }
 
+// As it is once it has been stored.
+__device__ __forceinline__ float Rounded(DType dtype, float value) {
+  return dtype == DType::kF32 ? value : ToFloat(ToBfloat16(value));
+}
+
 // The two numbers of a pair of bf16 in one word, the first in its lower half.
 __device__ __forceinline__ float FirstOf(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float SecondOf(uint32_t pair) {
@@ -49,6 +54,23 @@ __device__ __forceinline__ float SumOfLanes(float lane) {
   lane = lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 4);
   lane = lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 2);
   return lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 1);
+}
+
+// The largest that a thread of the block has; all have it. `of_warps` has room for kWarps, and may
+// be written to again only behind a barrier.
+template <int kWarps>
+__device__ __forceinline__ uint32_t LargestOfBlock(uint32_t value, SharedPtr<uint32_t> of_warps) {
+  for (int step = 16; step > 0; step /= 2) {
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, value, step);
+    value = other > value ? other : value;
+  }
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int warp = 0; warp < kWarps; ++warp) {
+    const uint32_t other = of_warps[warp];
+    value = other > value ? other : value;
+  }
+  return value;
 }
 
 }  // namespace tandem

@@ -240,22 +240,15 @@ PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products,
 }
 
 namespace {
-// Whether inputs are made 8 bits.
-bool MultipliesInt8(const PackedLinear& layer) {
-  return layer.weight_type == WeightType::kInt8 || layer.weight_type == WeightType::kInt4;
-}
-
 // Outputs that a launch of its own activates.
 size_t OutputBytes(const PackedLinear& layer, const LinearSpec& spec, int64_t num_rows) {
   if (!spec.activation || layer.on_tensor_cores) return 0;
   return RoundUp<size_t>(static_cast<size_t>(num_rows * spec.out_features) * sizeof(float), 64);
 }
 
-cudaError_t Multiply(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                     const ProcessorLimits& limits, cudaStream_t stream) {
-  if (MultipliesInt8(layer)) {
-    return Int8Linear(layer, args, scratch, limits, stream);
-  }
+cudaError_t Multiply(const PackedLinear& layer, const HostLinearArgs& args, const NormLaunch* norm,
+                     void* scratch, const ProcessorLimits& limits, cudaStream_t stream) {
+  if (MultipliesInt8(layer)) return Int8Linear(layer, args, norm, scratch, limits, stream);
   return layer.on_tensor_cores ? Bf16TensorLinear(layer, args, scratch, limits, stream)
                                : FloatLinear(layer, args, scratch, stream);
 }
@@ -269,16 +262,17 @@ size_t CudaLinearScratchBytes(const PackedLinear& layer, const LinearSpec& spec,
                                           : FloatLinearScratchBytes(layer, num_rows));
 }
 
-cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       const ProcessorLimits& limits, cudaStream_t stream) {
+cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args,
+                       const NormLaunch* norm, void* scratch, const ProcessorLimits& limits,
+                       cudaStream_t stream) {
   const LinearSpec& spec = args.op->spec();
   if (!spec.activation || layer.on_tensor_cores) {
-    return Multiply(layer, args, scratch, limits, stream);
+    return Multiply(layer, args, norm, scratch, limits, stream);
   }
   HostLinearArgs inner = args;
   inner.output = scratch;
   void* const rest = static_cast<std::byte*>(scratch) + OutputBytes(layer, spec, args.num_rows);
-  const cudaError_t error = Multiply(layer, inner, rest, limits, stream);
+  const cudaError_t error = Multiply(layer, inner, norm, rest, limits, stream);
   if (error != cudaSuccess) return error;
   const auto* const gate = static_cast<const float*>(scratch);
   return CudaActivate({.gate = gate,

@@ -7,6 +7,9 @@
 
 namespace tandem {
 
+// What a block may have at least: on no GPU that there are kernels for is it less.
+inline constexpr size_t kLeastSharedBytes = 99 * 1024;
+
 struct ProcessorLimits {
   int num_processors;
   size_t max_shared_bytes;  // of a block

@@ -28,6 +28,12 @@ __device__ __forceinline__ SharedPtr<std::byte> SharedMemory() {
   extern __shared__ __align__(1024) unsigned char tandem_shared_memory[];
   return reinterpret_cast<std::byte*>(tandem_shared_memory);
 }
+// How much that is.
+__device__ __forceinline__ uint32_t SharedMemoryBytes() {
+  uint32_t bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
 
 // The most threads of a block, and the least blocks of a multiprocessor, that nvcc is to make room
 // for.
@@ -231,14 +237,16 @@ __device__ __forceinline__ void BeginLaunch() {
   WaitForLaunchBefore();
 }
 
-// Whether the process's GPU has that.
-inline bool LaunchesOverlap() {
-  static const bool overlap = [] {
-    int major = 0;
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-           major >= 9;
+// Whether kernels wait for the launch before. A GPU that can overlap launches may run code that was
+// compiled for an older one, and again by its driver, which does not. Any kernel tells for all:
+// they are compiled for the same.
+inline bool CompiledToOverlap(const void* any_kernel) {
+  static const bool compiled = [any_kernel] {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess &&
+           attributes.ptxVersion >= 90;
   }();
-  return overlap;
+  return compiled;
 }
 
 // Lets a kernel have so much shared memory. That is asked for once: it takes longer than a launch.
@@ -259,8 +267,8 @@ template <typename Args>
 cudaError_t Launch(void (*kernel)(Args), const LaunchShape& shape, cudaStream_t stream,
                    const Args& args) {
   if (shape.blocks == 0) return cudaSuccess;
-  const cudaError_t raised =
-      RaiseSharedMemory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
+  const auto* const code = reinterpret_cast<const void*>(kernel);
+  const cudaError_t raised = RaiseSharedMemory(code, shape.shared_bytes);
   if (raised != cudaSuccess) return raised;
   cudaLaunchAttribute overlap;
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -271,7 +279,7 @@ cudaError_t Launch(void (*kernel)(Args), const LaunchShape& shape, cudaStream_t 
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = LaunchesOverlap() ? 1 : 0;
+  config.numAttrs = CompiledToOverlap(code) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 

@@ -64,6 +64,8 @@ class WarpRing {
 constexpr int kDecodeWarps = 4;
 constexpr int kDecodeBlocks = 2;             // of a processor
 constexpr int kDecodeRingBytes = 24 * 1024;  // of a warp
+constexpr size_t kDecodeSharedBytes = size_t{kDecodeWarps} * kDecodeRingBytes;
+static_assert(kDecodeSharedBytes <= kLeastSharedBytes);
 
 // One warp a (segment, sequence, KV head, chunk of its group).
 template <typename Kind>
@@ -327,16 +329,10 @@ DecodePlan PlanDecode(const HostDecodeAttentionArgs& args, const ProcessorLimits
 
 }  // namespace
 
-bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype,
-                        const ProcessorLimits& limits) {
+bool HasTensorAttention(const KvTileShape& shape, DType compute_dtype) {
   const int head_dim = shape.head_dim;
-  const bool has_kernels = compute_dtype == DType::kBF16 && shape.type != KvType::kF32 &&
-                           (head_dim == 64 || head_dim == 96 || head_dim == 128);
-  const auto shared_bytes = [&]<typename Kv>() {  // Decode has the same for all heads.
-    return std::max({TensorPrefillSharedBytes(shape), SpreadDecodeSharedBytes(shape),
-                     WideShared<RowKind<Kv, 128, true, false>>::kBytes});
-  };
-  return has_kernels && ByTensorKv(shape.type, shared_bytes) <= limits.max_shared_bytes;
+  return compute_dtype == DType::kBF16 && shape.type != KvType::kF32 &&
+         (head_dim == 64 || head_dim == 96 || head_dim == 128);
 }
 
 size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args,
@@ -361,8 +357,10 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
       .partials = reinterpret_cast<RowPartial*>(accumulators + plan.parts() * head_dim),
       .accumulators = accumulators};
   const int64_t segments = plan.segments();
-  const bool wide = segments <= int64_t{kWideMost} * limits.num_processors;
+  const bool few = segments <= int64_t{kWideMost} * limits.num_processors;
   const auto launch_whole = [&]<typename Kind>() {
+    // Else a warp has a segment, on GPUs with less memory.
+    const bool wide = few && WideShared<Kind>::kBytes <= limits.max_shared_bytes;
     return wide ? Launch(WideDecodeKernel<Kind>,
                          {.blocks = segments,
                           .threads = kWideWarps * kWarp,
@@ -371,7 +369,7 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
                 : Launch(TensorDecodeKernel<Kind>,
                          {.blocks = CeilDiv<int64_t>(segments, kDecodeWarps),
                           .threads = kDecodeWarps * kWarp,
-                          .shared_bytes = size_t{kDecodeWarps} * kDecodeRingBytes},
+                          .shared_bytes = kDecodeSharedBytes},
                          stream, launch);
   };
   const cudaError_t error =

@@ -11,8 +11,11 @@ constexpr int kTilePanels = 16;
 constexpr int kTileWarpPanels = 4;  // 64 outputs
 constexpr int kTileWarpTiles = 8;   // 64 rows
 
-constexpr int kTileWarpRows = kTileWarpTiles * kProductRows;
-constexpr int kTileWarpOutputs = kTileWarpPanels * kPanelOutputs;
+// A warp's sums leave where the ring was, so many times 8 rows at once.
+constexpr int kStagedTiles = 4;
+constexpr int kTileStaged = kStagedNumbers<kTileWarpPanels, kStagedTiles>;
+constexpr size_t kStagedEnd = kBarrierBytes + sizeof(float) * kWarps * kTileStaged;
+static_assert(kStagedEnd <= kLeastSharedBytes);
 
 // One block a (tile of outputs, tile of rows, segment); warp w has panels w % 4, rows w / 4.
 template <typename Product>
@@ -102,18 +105,11 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch laun
   }
   // Through shared memory, so that a row's outputs are stored together, and by little code.
   __syncthreads();  // All have left the ring.
-  const SharedPtr<float> staged = SharedCast<float>(SharedMemory() + kBarrierBytes) +
-                                  warp * (kStagedRow<kTileWarpOutputs> * kTileWarpRows);
-#pragma unroll
-  for (int p = 0; p < kTileWarpPanels; ++p) {
-#pragma unroll
-    for (int tile = 0; tile < kTileWarpTiles; ++tile) {
-      StageProduct<kTileWarpOutputs>(staged, p, tile, sums[p][tile]);
-    }
-  }
-  __syncwarp();
-  StoreStaged<Product, kTileWarpOutputs, kTileWarpRows>(launch, staged, first_row + warp_row,
-                                                        (first_panel + warp_panel) * kPanelOutputs);
+  const SharedPtr<float> staged =
+      SharedCast<float>(SharedMemory() + kBarrierBytes) + warp * kTileStaged;
+  StoreThroughShared<Product, kTileWarpPanels, kTileWarpTiles, kStagedTiles>(
+      launch, staged, first_row + warp_row, (first_panel + warp_panel) * kPanelOutputs,
+      [&](int panel, int tile) -> decltype(auto) { return (sums[panel][tile]); });
 }
 
 }  // namespace
@@ -132,7 +128,7 @@ cudaError_t LaunchManyRows(const ProcessorLimits& limits, cudaStream_t stream,
                 {.blocks = CeilDiv<int64_t>(NumPanels(layer), kTilePanels) * launch.row_chunks *
                            (layer.segmented ? kNumLinearSegments : 1),
                  .threads = kTileThreads,
-                 .shared_bytes = SharedBytes(launch.ring)},
+                 .shared_bytes = std::max(SharedBytes(launch.ring), kStagedEnd)},
                 stream, launch);
 }
 

@@ -130,14 +130,6 @@ __global__ void TANDEM_THREADS(kPrefillThreads, 1) TensorPrefillKernel(TensorPre
 
 }  // namespace
 
-size_t TensorPrefillSharedBytes(const KvTileShape& shape) {
-  return ByTensorKv(shape.type, [&]<typename Kv>() {
-    if (shape.head_dim == 64) return kPrefillSharedBytes<TensorKv<Kv, 64>>;
-    if (shape.head_dim == 96) return kPrefillSharedBytes<TensorKv<Kv, 96>>;
-    return kPrefillSharedBytes<TensorKv<Kv, 128>>;
-  });
-}
-
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits) {
   const size_t numbers = size_t{kPrefillRows} * static_cast<size_t>(shape.head_dim);
   return static_cast<size_t>(limits.num_processors) *
@@ -152,12 +144,14 @@ cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* s
   const TensorPrefillLaunch launch{.jobs = PrefillLaunchOf(args),
                                    .totals = static_cast<float4*>(scratch)};
   return ByKind</*kOneToken=*/false>(args, [&]<typename Kind>() {
-    return Launch(
-        TensorPrefillKernel<Kind>,
-        {.blocks = args.num_sequences == 0 ? 0 : limits.num_processors,
-         .threads = kPrefillThreads,
-         .shared_bytes = kPrefillSharedBytes<TensorKv<typename Kind::Kv, Kind::kHeadDim>>},
-        stream, launch);
+    constexpr size_t kSharedBytes =
+        kPrefillSharedBytes<TensorKv<typename Kind::Kv, Kind::kHeadDim>>;
+    static_assert(kSharedBytes <= kLeastSharedBytes);
+    return Launch(TensorPrefillKernel<Kind>,
+                  {.blocks = args.num_sequences == 0 ? 0 : limits.num_processors,
+                   .threads = kPrefillThreads,
+                   .shared_bytes = kSharedBytes},
+                  stream, launch);
   });
 }
 

@@ -533,6 +533,34 @@ __device__ __forceinline__ void StoreStaged(const TensorLaunch& launch, SharedPt
   }
 }
 
+// By a warp: kTiles times 8 rows of kPanels panels, sums_of(panel, tile) of each, so many tiles at
+// once through `staged` as that has room for.
+template <typename Product, int kPanels, int kTiles, int kTilesAtOnce,
+          bool kScalesRows = Product::kScaled, typename SumsOf>
+__device__ __forceinline__ void StoreThroughShared(const TensorLaunch& launch,
+                                                   SharedPtr<float> staged, int64_t first_row,
+                                                   int64_t first_output, const SumsOf& sums_of) {
+  constexpr int kOutputs = kPanels * kPanelOutputs;
+#pragma unroll
+  for (int first = 0; first < kTiles; first += kTilesAtOnce) {
+    __syncwarp();  // All have read what was there.
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+      for (int tile = 0; tile < kTilesAtOnce; ++tile) {
+        StageProduct<kOutputs>(staged, panel, tile, sums_of(panel, first + tile));
+      }
+    }
+    __syncwarp();
+    StoreStaged<Product, kOutputs, kTilesAtOnce * kProductRows, kScalesRows>(
+        launch, staged, first_row + first * kProductRows, first_output);
+  }
+}
+// Numbers that it stages.
+template <int kPanels, int kTilesAtOnce>
+inline constexpr int kStagedNumbers =
+    kTilesAtOnce* kProductRows* kStagedRow<kPanels * kPanelOutputs>;
+
 // ---- launches, which fill in the rest of `launch` ----
 
 // What the layer has of a panel in a block of inputs.

@@ -246,8 +246,6 @@ class SliceSums {
 // ---- few segments, each spread over many blocks (tensor_spread_decode.cu) ----
 
 size_t SpreadDecodeScratchBytes(int64_t segments);
-// Shared memory that a block needs at most.
-size_t SpreadDecodeSharedBytes(const KvTileShape& shape);
 // All but the merge of splits. `scratch` is 16-byte aligned.
 cudaError_t LaunchSpreadDecode(const HostDecodeAttentionArgs& args, const DecodeLaunch& decode,
                                void* scratch, const ProcessorLimits& limits, cudaStream_t stream);

@@ -188,6 +188,7 @@ cudaError_t LaunchKind(int64_t segments, const ProcessorLimits& limits, cudaStre
   if (error != cudaSuccess) return error;
   // Each block makes all weights: so no more of them than there are processors.
   using Shared = SpreadShared<Kind>;
+  static_assert(Shared::Bytes(kMostSlices) <= kLeastSharedBytes);
   launch.slices = segments * Shared::kSlices <= limits.num_processors ? 1 : kMostSlices;
   return Launch(SpreadValuesKernel<Kind>,
                 {.blocks = segments * CeilDiv<int64_t>(Shared::kSlices, launch.slices),
@@ -201,12 +202,6 @@ cudaError_t LaunchKind(int64_t segments, const ProcessorLimits& limits, cudaStre
 size_t SpreadDecodeScratchBytes(int64_t segments) {
   return static_cast<size_t>(segments) *
          (kScoresOfSegment * sizeof(float4) + kLargestOfSegment * sizeof(float));
-}
-
-size_t SpreadDecodeSharedBytes(const KvTileShape& shape) {
-  return ByTensorKv(shape.type, [&]<typename Kv>() {  // The same for all heads.
-    return SpreadShared<RowKind<Kv, 128, true, false>>::Bytes(kMostSlices);
-  });
 }
 
 cudaError_t LaunchSpreadDecode(const HostDecodeAttentionArgs& args, const DecodeLaunch& decode,

@@ -45,10 +45,9 @@ constexpr int kRingAt = 1024;
 static_assert(kRingAt >= kBarrierBytes && kWgmmaPanels * kBlockPanelBytes % 1024 == 0);
 // A warp's sums on their way out, some rows at a time.
 constexpr int kStagedEights = 4;
-constexpr int kStagedRows = kStagedEights * kProductRows;
-constexpr int kStagedNumbers = kStagedRows * kStagedRow<kPanelOutputs>;
+constexpr int kWarpStaged = kStagedNumbers</*kPanels=*/1, kStagedEights>;
 constexpr int kStagedAt = kRingAt + kWgmmaStages * kStageBytes;
-constexpr size_t kWgmmaSharedBytes = kStagedAt + sizeof(float) * kWarps * kStagedNumbers;
+constexpr size_t kWgmmaSharedBytes = kStagedAt + sizeof(float) * kWarps * kWarpStaged;
 
 // As many tiles' numbers as there are registers for are loaded at once.
 constexpr int kEightsAtOnce = 8;
@@ -248,7 +247,7 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int num_segments = layer.segmented ? kNumLinearSegments : 1;
   const SharedPtr<float> staged =
-      SharedCast<float>(SharedMemory() + kStagedAt) + warp * kStagedNumbers;
+      SharedCast<float>(SharedMemory() + kStagedAt) + warp * kWarpStaged;
   SegmentSums segments(launch.segment_sums);
   ForEachTile(launch, [&](const Pass& pass) {
     const int panel = Least(warp, pass.num_panels - 1);
@@ -277,18 +276,10 @@ __device__ __forceinline__ void MultiplyTiles(const TensorLaunch& launch, Ring r
       }
       if (layer.segmented) segments.Add(segment, sums);
       if (segment + 1 < num_segments || panel < warp) continue;
-#pragma unroll
-      for (int first = 0; first < kWgmmaEights; first += kStagedEights) {
-        __syncwarp();  // All have read what was there.
-#pragma unroll
-        for (int eight = 0; eight < kStagedEights; ++eight) {
-          StageProduct<kPanelOutputs>(staged, 0, eight, sums[first + eight]);
-        }
-        __syncwarp();
-        StoreStaged<Product, kPanelOutputs, kStagedRows, /*kScalesRows=*/false>(
-            launch, staged, pass.first_row + first * kProductRows,
-            int64_t{pass.first_panel + panel} * kPanelOutputs);
-      }
+      StoreThroughShared<Product, /*kPanels=*/1, kWgmmaEights, kStagedEights,
+                         /*kScalesRows=*/false>(
+          launch, staged, pass.first_row, int64_t{pass.first_panel + panel} * kPanelOutputs,
+          [&](int, int eight) -> decltype(auto) { return (sums[eight]); });
     }
   });
 }

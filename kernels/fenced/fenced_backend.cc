@@ -165,6 +165,16 @@ class FencedBackend final : public Backend {
     inner_args.op = static_cast<const FencedLinearOp*>(args.op)->inner();
     return Enqueue(inner_args, &Backend::Linear);
   }
+  absl::Status RmsNormLinear(const RmsNormArgs& norm, const LinearArgs& layer) override {
+    TANDEM_RETURN_IF_ERROR(Validate(norm, layer));
+    TANDEM_RETURN_IF_ERROR(RmsNorm(norm));
+    return Linear(layer);
+  }
+  absl::Status LayerNormLinear(const LayerNormArgs& norm, const LinearArgs& layer) override {
+    TANDEM_RETURN_IF_ERROR(Validate(norm, layer));
+    TANDEM_RETURN_IF_ERROR(LayerNorm(norm));
+    return Linear(layer);
+  }
   absl::Status Add(const AddArgs& args) override { return Enqueue(args, &Backend::Add); }
   absl::Status SoftCap(const SoftCapArgs& args) override {
     return Enqueue(args, &Backend::SoftCap);

@@ -61,6 +61,18 @@ absl::Status HostBackend::Download(void* to, DevicePtr<const void> from, size_t 
   return absl::OkStatus();
 }
 
+absl::Status HostBackend::RmsNormLinear(const RmsNormArgs& norm, const LinearArgs& layer) {
+  TANDEM_RETURN_IF_ERROR(Validate(norm, layer));
+  TANDEM_RETURN_IF_ERROR(RmsNorm(norm));
+  return Linear(layer);
+}
+
+absl::Status HostBackend::LayerNormLinear(const LayerNormArgs& norm, const LinearArgs& layer) {
+  TANDEM_RETURN_IF_ERROR(Validate(norm, layer));
+  TANDEM_RETURN_IF_ERROR(LayerNorm(norm));
+  return Linear(layer);
+}
+
 absl::Status HostBackend::DiscardBlocks(const DiscardBlocksArgs& args) { return Validate(args); }
 
 void HostBackend::Free(DevicePtr<std::byte> data, size_t size_bytes) {

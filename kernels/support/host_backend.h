@@ -21,6 +21,8 @@ class HostBackend : public Backend {
   absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) override;
   absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override;
 
+  absl::Status RmsNormLinear(const RmsNormArgs& norm, const LinearArgs& layer) override;
+  absl::Status LayerNormLinear(const LayerNormArgs& norm, const LinearArgs& layer) override;
   absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override;
 
   DeviceEvent Record() override { return {}; }

@@ -86,6 +86,26 @@ absl::Status ValidateNorm(const char* operation, const Args& args) {
   return NotNull(operation, "output", args.output);
 }
 
+template <typename NormArgs>
+absl::Status ValidateNormed(const NormArgs& norm, const LinearArgs& layer) {
+  TANDEM_RETURN_IF_ERROR(Validate(norm));
+  TANDEM_RETURN_IF_ERROR(Validate(layer));
+  const LinearSpec& spec = layer.op->spec();
+  const bool fits = norm.num_rows == layer.num_rows && norm.features == spec.in_features &&
+                    norm.output_dtype == spec.compute_dtype;
+  if (!fits) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "linear: a norm makes %d rows of %d numbers of type %s, the layer takes %d of %d of type "
+        "%s",
+        norm.num_rows, norm.features, NameOf(norm.output_dtype), layer.num_rows, spec.in_features,
+        NameOf(spec.compute_dtype)));
+  }
+  if (norm.num_rows == 0 || norm.output.address() == layer.input.address()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("linear: a norm's output is at 0x%x, the layer's input at 0x%x",
+                      norm.output.address(), layer.input.address()));
+}
+
 absl::Status CheckPacked(uintptr_t address, size_t size_bytes, size_t packed_bytes) {
   if (size_bytes >= packed_bytes && Aligned(address)) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -254,6 +274,14 @@ absl::Status Validate(const LinearArgs& args) {
   if (args.num_rows == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(NotNull("linear", "input", args.input));
   return NotNull("linear", "output", args.output);
+}
+
+absl::Status Validate(const RmsNormArgs& norm, const LinearArgs& layer) {
+  return ValidateNormed(norm, layer);
+}
+
+absl::Status Validate(const LayerNormArgs& norm, const LinearArgs& layer) {
+  return ValidateNormed(norm, layer);
 }
 
 absl::Status Validate(const AddArgs& args) {

@@ -27,6 +27,9 @@ absl::Status Validate(const EmbeddingArgs& args);
 absl::Status Validate(const RmsNormArgs& args);
 absl::Status Validate(const LayerNormArgs& args);
 absl::Status Validate(const LinearArgs& args);
+// Both, and that the norm's output is the layer's input.
+absl::Status Validate(const RmsNormArgs& norm, const LinearArgs& layer);
+absl::Status Validate(const LayerNormArgs& norm, const LinearArgs& layer);
 absl::Status Validate(const AddArgs& args);
 absl::Status Validate(const SoftCapArgs& args);
 absl::Status Validate(const GatherRowsArgs& args);

@@ -136,9 +136,8 @@ absl::Status Decoder::Embed(const ForwardInput& input, const StepArrays& arrays)
 
 absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
   const LayerWeights& weights = model_.weights().parts().layers[layer];
-  TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(),
-                              num_rows_, model_.types().compute));
-  TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(NormLinear(weights.attention_norm, residual_.as<float>(), normed_.data(),
+                                    weights.qkv, qkv_.data(), num_rows_));
   TANDEM_RETURN_IF_ERROR(Attention(layer, input, arrays));
   TANDEM_RETURN_IF_ERROR(
       AddToResidual(weights.attention_output, weights.attention_output_norm, attended_.data()));
@@ -146,18 +145,20 @@ absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input, const St
 }
 
 absl::Status Decoder::FeedForward(const LayerWeights& weights) {
-  TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), num_rows_,
-                              model_.types().compute));
-  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_act_.data(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(NormLinear(weights.ffn_norm, residual_.as<float>(), normed_.data(),
+                                    weights.ffn_in, ffn_act_.data(), num_rows_));
   return AddToResidual(weights.ffn_out, weights.ffn_output_norm, ffn_act_.data());
 }
 
 absl::Status Decoder::AddToResidual(const LinearWeights& projection, const NormWeights& norm,
                                     DevicePtr<const void> input) {
+  LinearArgs layer = ArgsOf(projection, input, residual_.data(), num_rows_);
   if (norm.weight == nullptr) {
-    return Linear(projection, input, residual_.as<float>(), num_rows_, /*adds_to_output=*/true);
+    layer.adds_to_output = true;
+    return backend_->Linear(layer);
   }
-  TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
+  layer.output = projected_.data();
+  TANDEM_RETURN_IF_ERROR(backend_->Linear(layer));
   TANDEM_RETURN_IF_ERROR(
       Norm(norm, projected_.as<float>(), projected_.data(), num_rows_, DType::kF32));
   return backend_->Add({.accumulator = residual_.as<float>(),
@@ -221,34 +222,43 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
 }
 
 absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> input,
-                           DevicePtr<void> output, int64_t rows, DType output_dtype) {
+                           DevicePtr<void> output, int64_t rows, DType output_dtype,
+                           const LinearArgs* layer) {
   if (model_.spec().norm == NormKind::kRms) {
-    return backend_->RmsNorm({.input = input,
-                              .weight = weights.weight,
-                              .output = output,
-                              .num_rows = rows,
-                              .features = config_.hidden_size,
-                              .epsilon = config_.norm_epsilon,
-                              .output_dtype = output_dtype});
+    const RmsNormArgs norm{.input = input,
+                           .weight = weights.weight,
+                           .output = output,
+                           .num_rows = rows,
+                           .features = config_.hidden_size,
+                           .epsilon = config_.norm_epsilon,
+                           .output_dtype = output_dtype};
+    return layer == nullptr ? backend_->RmsNorm(norm) : backend_->RmsNormLinear(norm, *layer);
   }
-  return backend_->LayerNorm({.input = input,
-                              .weight = weights.weight,
-                              .bias = weights.bias,
-                              .output = output,
-                              .num_rows = rows,
-                              .features = config_.hidden_size,
-                              .epsilon = config_.norm_epsilon,
-                              .output_dtype = output_dtype});
-}
-
-absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void> input,
-                             DevicePtr<void> output, int64_t rows, bool adds_to_output) {
-  return backend_->Linear({.op = weights.op.get(),
-                           .input = input,
+  const LayerNormArgs norm{.input = input,
+                           .weight = weights.weight,
                            .bias = weights.bias,
                            .output = output,
                            .num_rows = rows,
-                           .adds_to_output = adds_to_output});
+                           .features = config_.hidden_size,
+                           .epsilon = config_.norm_epsilon,
+                           .output_dtype = output_dtype};
+  return layer == nullptr ? backend_->LayerNorm(norm) : backend_->LayerNormLinear(norm, *layer);
+}
+
+absl::Status Decoder::NormLinear(const NormWeights& norm, DevicePtr<const float> input,
+                                 DevicePtr<void> normed, const LinearWeights& projection,
+                                 DevicePtr<void> output, int64_t rows) {
+  const LinearArgs layer = ArgsOf(projection, normed, output, rows);
+  return Norm(norm, input, normed, rows, model_.types().compute, &layer);
+}
+
+LinearArgs Decoder::ArgsOf(const LinearWeights& weights, DevicePtr<const void> input,
+                           DevicePtr<void> output, int64_t rows) {
+  return {.op = weights.op.get(),
+          .input = input,
+          .bias = weights.bias,
+          .output = output,
+          .num_rows = rows};
 }
 
 absl::StatusOr<DevicePtr<const float>> Decoder::Logits(int64_t first, int64_t count) {
@@ -262,10 +272,9 @@ absl::StatusOr<DevicePtr<const float>> Decoder::Logits(int64_t first, int64_t co
                                                .num_input_rows = num_rows_,
                                                .features = config_.hidden_size,
                                                .dtype = DType::kF32}));
-  TANDEM_RETURN_IF_ERROR(Norm(model_.weights().parts().final_norm, logit_hidden_.as<float>(),
-                              logit_normed_.data(), count, model_.types().compute));
-  TANDEM_RETURN_IF_ERROR(
-      Linear(model_.weights().parts().logits, logit_normed_.data(), logits_.as<float>(), count));
+  const WeightParts& weights = model_.weights().parts();
+  TANDEM_RETURN_IF_ERROR(NormLinear(weights.final_norm, logit_hidden_.as<float>(),
+                                    logit_normed_.data(), weights.logits, logits_.data(), count));
   if (config_.logit_cap != 0) {
     TANDEM_RETURN_IF_ERROR(backend_->SoftCap({.values = logits_.as<float>(),
                                               .count = count * config_.vocab_size,

@@ -99,10 +99,15 @@ class Decoder {
   absl::Status Embed(const ForwardInput& input, const StepArrays& arrays);
   absl::Status RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays);
   absl::Status Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays);
+  // A norm; with `layer`, which multiplies its output, behind it where one is given.
   absl::Status Norm(const NormWeights& weights, DevicePtr<const float> input,
-                    DevicePtr<void> output, int64_t rows, DType output_dtype);
-  absl::Status Linear(const LinearWeights& weights, DevicePtr<const void> input,
-                      DevicePtr<void> output, int64_t rows, bool adds_to_output = false);
+                    DevicePtr<void> output, int64_t rows, DType output_dtype,
+                    const LinearArgs* layer = nullptr);
+  absl::Status NormLinear(const NormWeights& norm, DevicePtr<const float> input,
+                          DevicePtr<void> normed, const LinearWeights& projection,
+                          DevicePtr<void> output, int64_t rows);
+  static LinearArgs ArgsOf(const LinearWeights& weights, DevicePtr<const void> input,
+                           DevicePtr<void> output, int64_t rows);
   absl::Status FeedForward(const LayerWeights& weights);
   // residual += projection of `input`, or its norm where there is one: how attention and the
   // feed-forward both end. These are the segmented projections, whose inputs the ranks of a

@@ -25,7 +25,7 @@ class EmulatedDecodeTest : public EmulatedTest {
  protected:
   // A GPU of so many processors.
   static std::unique_ptr<TestDevice> DeviceOf(int64_t processors) {
-    emulated::SetNumProcessors(static_cast<int>(processors));
+    emulated::SetGpu({.num_processors = static_cast<int>(processors)});
     return MakeDevice("cuda-tensor");
   }
 

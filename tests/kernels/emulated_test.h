@@ -31,7 +31,7 @@ class EmulatedTest : public testing::Test {
   void TearDown() override {
     emulated::LeaveOut();
     emulated::WatchEarlyThreads(false);
-    emulated::SetNumProcessors(4);
+    emulated::SetGpu({});
   }
 
   uint64_t seed_ = 1;

@@ -342,10 +342,10 @@ class EmulatedWgmmaLayerSitesTest : public EmulatedWgmmaLayersTest {
 };
 
 TEST_F(EmulatedWgmmaLayerSitesTest, EachBarrierFenceAndWaitIsNeeded) {
-  ExpectEachIsNeeded(kOwnFile, /*launch_waits=*/false, 12);
+  ExpectEachIsNeeded(kOwnFile, /*launch_waits=*/false, 10);
 }
 TEST_F(EmulatedWgmmaLayerSitesTest, EachBarrierOfTheirRingIsNeeded) {
-  ExpectEachIsNeeded("tensor_ring.h", /*launch_waits=*/false, 6);
+  ExpectEachIsNeeded("tensor_ring.h", /*launch_waits=*/false, 8);
 }
 TEST_F(EmulatedWgmmaLayerSitesTest, EachWaitForTheLaunchBeforeIsNeeded) {
   ExpectEachIsNeeded(kOwnFile, /*launch_waits=*/true, 1);

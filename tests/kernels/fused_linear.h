@@ -5,8 +5,10 @@
 #ifndef TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
 #define TANDEM_TESTS_KERNELS_FUSED_LINEAR_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -166,6 +168,72 @@ inline void ExpectActivatedOutputsAreThoseOfTheFunctions(TestDevice& device, boo
                                .num_rows = rows}));
       ASSERT_EQ(actual, expected) << DescribeFused(spec, rows)
                                   << (activated.gated ? ", gated" : "");
+    }
+  }
+}
+
+// RmsNormLinear and LayerNormLinear are a norm and a layer behind it.
+inline void ExpectNormedInputsAreThoseOfTheNorm(TestDevice& device, Random* random,
+                                                RowCounts num_rows = kAnyFusedRows) {
+  std::vector<LinearSpec> specs = FusedSpecs(/*outliers=*/false, random);
+  // Longer than what a norm has of a row at once.
+  specs.push_back({.in_features = 8193 + static_cast<int64_t>(random->Below(600)),
+                   .out_features = 3,
+                   .weight_type = WeightType::kInt8,
+                   .compute_dtype = random->Chance(0.5) ? DType::kF32 : DType::kBF16,
+                   .output_dtype = DType::kF32});
+  for (const LinearSpec& spec : specs) {
+    const int64_t in = spec.in_features;
+    const auto weights = AnyNumbers(spec.compute_dtype, in * spec.out_features, random);
+    Layer layer;
+    ASSERT_NO_FATAL_FAILURE(
+        MakeLayer(device, spec, {{weights.data(), spec.out_features, spec.compute_dtype}}, &layer));
+    for (const int64_t rows : num_rows) {
+      if (in > 8192 && rows > 3) continue;
+      std::vector<float> input = AnyFloats(rows * in, random);
+      if (rows > 1) std::fill_n(input.begin() + in, in, 0.0f);
+      if (rows > 2) input[2 * in + random->Below(in)] = std::numeric_limits<float>::infinity();
+      const auto weight = AnyFloats(in, random), norm_bias = AnyFloats(in, random);
+      const auto bias = AnyFloats(spec.out_features, random);
+      const bool centers = random->Chance(0.5);
+      std::vector<std::byte> normed(rows * in * SizeOf(spec.compute_dtype));
+      std::vector<float> outputs[2];
+      for (const bool fused : {false, true}) {
+        outputs[fused].assign(rows * spec.out_features, -1.0f);
+        const HostLinearArgs args{.op = layer.op.get(),
+                                  .input = normed.data(),
+                                  .bias = bias.data(),
+                                  .output = outputs[fused].data(),
+                                  .num_rows = rows};
+        const HostRmsNormArgs rms{.input = input.data(),
+                                  .weight = weight.data(),
+                                  .output = normed.data(),
+                                  .num_rows = rows,
+                                  .features = in,
+                                  .epsilon = 1e-5f,
+                                  .output_dtype = spec.compute_dtype};
+        const HostLayerNormArgs centered{.input = input.data(),
+                                         .weight = weight.data(),
+                                         .bias = norm_bias.data(),
+                                         .output = normed.data(),
+                                         .num_rows = rows,
+                                         .features = in,
+                                         .epsilon = 1e-5f,
+                                         .output_dtype = spec.compute_dtype};
+        if (fused) {
+          // What the norm wrote before is not read.
+          std::ranges::fill(normed, std::byte{0xFF});
+          ASSERT_OK(centers ? device.LayerNormLinear(centered, args)
+                            : device.RmsNormLinear(rms, args));
+        } else {
+          ASSERT_OK(centers ? device.LayerNorm(centered) : device.RmsNorm(rms));
+          ASSERT_OK(device.Linear(args));
+        }
+      }
+      if (rows == 0) continue;
+      ASSERT_EQ(
+          std::memcmp(outputs[0].data(), outputs[1].data(), outputs[0].size() * sizeof(float)), 0)
+          << DescribeFused(spec, rows) << (centers ? ", centred" : "");
     }
   }
 }

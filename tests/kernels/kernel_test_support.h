@@ -81,6 +81,12 @@ class TestDevice {
   absl::Status RmsNorm(const HostRmsNormArgs& args) { return Do(args, &Backend::RmsNorm); }
   absl::Status LayerNorm(const HostLayerNormArgs& args) { return Do(args, &Backend::LayerNorm); }
   absl::Status Linear(const HostLinearArgs& args) { return Do(args, &Backend::Linear); }
+  absl::Status RmsNormLinear(const HostRmsNormArgs& norm, const HostLinearArgs& layer) {
+    return Done(backend_->RmsNormLinear(OnDevice(norm), OnDevice(layer)));
+  }
+  absl::Status LayerNormLinear(const HostLayerNormArgs& norm, const HostLinearArgs& layer) {
+    return Done(backend_->LayerNormLinear(OnDevice(norm), OnDevice(layer)));
+  }
   absl::Status SoftCap(const HostSoftCapArgs& args) { return Do(args, &Backend::SoftCap); }
   absl::Status Add(const HostAddArgs& args) { return Do(args, &Backend::Add); }
   absl::Status GatherRows(const HostGatherRowsArgs& args) { return Do(args, &Backend::GatherRows); }
@@ -109,11 +115,17 @@ class TestDevice {
   template <template <template <typename> class> class Args>
   absl::Status Do(const Args<HostPtr>& host_args,
                   absl::Status (Backend::*operation)(const Args<DevicePtr>&)) {
+    return Done((backend_.get()->*operation)(OnDevice(host_args)));
+  }
+  template <template <template <typename> class> class Args>
+  Args<DevicePtr> OnDevice(const Args<HostPtr>& host_args) const {
     Args<DevicePtr> args = OfHost(host_args);
     std::apply(
         [this](auto&... pointer) { ((pointer = fenced_ ? AcrossFence(pointer) : pointer), ...); },
         Args<DevicePtr>::Pointers(args));
-    const absl::Status status = (backend_.get()->*operation)(args);
+    return args;
+  }
+  absl::Status Done(const absl::Status& status) {
     const absl::Status done = backend_->Synchronize();
     return status.ok() ? done : status;
   }

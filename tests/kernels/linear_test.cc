@@ -160,6 +160,10 @@ TEST_P(LinearTest, ActivatedOutputsHaveTheBitsOfTheFunctionsBehind) {
   ExpectActivatedOutputsAreThoseOfTheFunctions(*on_threads, HasOutliers(GetParam()), random_.get());
 }
 
+TEST_P(LinearTest, NormedInputsHaveTheBitsOfTheNormBefore) {
+  ExpectNormedInputsAreThoseOfTheNorm(*device_, random_.get());
+}
+
 // So that a slow layer never looks like one that hangs.
 TEST_P(LinearTest, ALargeLayerShowsWorkManyTimes) {
   const LinearSpec spec{.in_features = 1024,

@@ -106,6 +106,50 @@ TEST_P(ValidateTest, RowOperations) {
                 "head_dim");
 }
 
+TEST_P(ValidateTest, NormsInFrontOfLayers) {
+  const LinearSpec spec{.in_features = 8,
+                        .out_features = 4,
+                        .weight_type = WeightType::kInt8,
+                        .compute_dtype = DType::kBF16,
+                        .output_dtype = DType::kF32};
+  const std::vector<Bfloat16> weights(32);
+  Layer layer;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {{weights.data(), 4, DType::kBF16}}, &layer));
+  const HostRmsNormArgs norm{.input = data_,
+                             .weight = data_,
+                             .output = data_ + 64,
+                             .num_rows = 2,
+                             .features = 8,
+                             .epsilon = 1e-5f,
+                             .output_dtype = DType::kBF16};
+  const HostLinearArgs args{
+      .op = layer.op.get(), .input = data_ + 64, .output = data_ + 128, .num_rows = 2};
+  ASSERT_OK(device_->RmsNormLinear(norm, args));
+  HostRmsNormArgs wrong = norm;
+  wrong.num_rows = 1;
+  ExpectRefused(device_->RmsNormLinear(wrong, args),
+                "1 rows of 8 numbers of type bf16, the layer takes 2 of 8 of type bf16");
+  wrong = norm;
+  wrong.features = 7;
+  ExpectRefused(device_->RmsNormLinear(wrong, args), "2 rows of 7 numbers");
+  wrong = norm;
+  wrong.output_dtype = DType::kF32;
+  ExpectRefused(device_->RmsNormLinear(wrong, args), "of type f32, the layer");
+  wrong = norm;
+  wrong.output = data_ + 32;
+  ExpectRefused(device_->RmsNormLinear(wrong, args), "a norm's output is at");
+  ExpectRefused(device_->LayerNormLinear({.input = data_,
+                                          .weight = data_,
+                                          .bias = data_,
+                                          .output = data_ + 64,
+                                          .num_rows = 3,
+                                          .features = 8,
+                                          .epsilon = 1e-5f,
+                                          .output_dtype = DType::kBF16},
+                                         args),
+                "3 rows of 8");
+}
+
 TEST_P(ValidateTest, LinearLayers) {
   const LinearSpec spec{.in_features = 8,
                         .out_features = 4,

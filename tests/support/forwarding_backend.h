@@ -78,6 +78,15 @@ class ForwardingBackend : public Backend {
   TANDEM_FORWARDED(RmsNorm)
   TANDEM_FORWARDED(LayerNorm)
   TANDEM_FORWARDED(Linear)
+  // One by one, so that whoever looks at either sees it.
+  absl::Status RmsNormLinear(const RmsNormArgs& norm, const LinearArgs& layer) override {
+    const absl::Status status = RmsNorm(norm);
+    return status.ok() ? Linear(layer) : status;
+  }
+  absl::Status LayerNormLinear(const LayerNormArgs& norm, const LinearArgs& layer) override {
+    const absl::Status status = LayerNorm(norm);
+    return status.ok() ? Linear(layer) : status;
+  }
   TANDEM_FORWARDED(Add)
   TANDEM_FORWARDED(SoftCap)
   TANDEM_FORWARDED(GatherRows)

@@ -52,9 +52,17 @@ void LeaveOut(const Site& site = {});
 // Products of four warps sum a warp's sixteen in two steps of eight each: a GPU on which they have
 // other bits. Not at first.
 void SumWarpgroupsByHalves(bool by_halves);
-// GPUs that backends find from now on have so many, 4 at first: by how much work there is for each
-// they choose kernels. Blocks run one after the other in any case.
-void SetNumProcessors(int count);
+// What GPUs are; at first Hopper's, but for their few processors, as blocks run one after the
+// other.
+struct Gpu {
+  int major = 9;  // compute capability
+  int minor = 0;
+  int num_processors = 4;
+  size_t max_shared_bytes = 227 * 1024;  // of a block
+};
+// The backends that are made from now on find such GPUs, and launches run on them.
+void SetGpu(const Gpu& gpu);
+Gpu TheGpu();
 // Whether the device's memory is closed to threads of a launch that have not waited for the launch
 // before (early_memory.h): what they touch is a fault then. So it is in a launch's first block, and
 // in some of the others. Not at first, as it takes time.

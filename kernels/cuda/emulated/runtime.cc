@@ -254,19 +254,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   if (index >= static_cast<int>(seen.size())) {
     return seen.empty() ? cudaErrorNoDevice : cudaErrorInvalidDevice;
   }
-  tandem::emulated::Settings& settings = tandem::emulated::TheSettings();
-  const std::scoped_lock lock(settings.mutex);
   const int gpu = seen[static_cast<size_t>(index)];
+  const tandem::emulated::Gpu kind = tandem::emulated::TheGpu();
   *properties = {.name = "emulated GPU",
                  .uuid = {},
                  .totalGlobalMem = tandem::emulated::kDeviceBytes,
-                 .major = 9,
-                 .minor = 0,
+                 .major = kind.major,
+                 .minor = kind.minor,
                  .pciBusID = 0x3b + gpu,
                  .pciDeviceID = 0,
                  .pciDomainID = 0,
-                 .multiProcessorCount = settings.num_processors,
-                 .sharedMemPerBlockOptin = 227 * 1024};
+                 .multiProcessorCount = kind.num_processors,
+                 .sharedMemPerBlockOptin = kind.max_shared_bytes};
   properties->uuid.bytes[15] = static_cast<char>(gpu);
   return cudaSuccess;
 }

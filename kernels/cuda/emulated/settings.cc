@@ -46,10 +46,16 @@ void SumWarpgroupsByHalves(bool by_halves) {
   settings.warpgroups_sum_by_halves = by_halves;
 }
 
-void SetNumProcessors(int count) {
+void SetGpu(const Gpu& gpu) {
   Settings& settings = TheSettings();
   const std::scoped_lock lock(settings.mutex);
-  settings.num_processors = count;
+  settings.gpu = gpu;
+}
+
+Gpu TheGpu() {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  return settings.gpu;
 }
 
 void LeaveOut(const Site& site) {

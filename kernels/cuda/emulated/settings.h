@@ -24,7 +24,7 @@ struct Settings {
   std::optional<Site> left_out;
   bool watches_early_threads = false;
   bool warpgroups_sum_by_halves = false;
-  int num_processors = 4;
+  Gpu gpu;
 };
 Settings& TheSettings();
 

@@ -129,6 +129,7 @@ SharedPtr<To> SharedCast(SharedPtr<From> from) {
 }
 
 inline SharedPtr<std::byte> SharedMemory() { return SharedPtr<std::byte>(0); }
+inline size_t SharedMemoryBytes() { return emulated::SharedBytes(); }
 
 inline void AddShared(SharedPtr<uint64_t> to, uint64_t value) {
   emulated::AddToShared(to.offset(), value);
@@ -191,10 +192,23 @@ void WaitForCopies(const std::source_location& at = std::source_location::curren
 inline void InitPhases(SharedPtr<uint64_t> barrier, int arrivals) {
   emulated::InitPhases(barrier.offset(), arrivals);
 }
-inline constexpr int WarpCopyArrivals() { return 1; }
+inline void ArriveBehindCopies(SharedPtr<uint64_t> barrier,
+                               const std::source_location& at = std::source_location::current()) {
+  emulated::MoveCopiesToPhase(barrier.offset());
+  emulated::ArriveAtPhase(barrier.offset(), at);
+}
+// From sm_90 on one lane copies for all.
+inline int WarpCopyArrivals() { return emulated::TheGpu().major >= 9 ? 1 : emulated::kWarpThreads; }
 inline void CopyByWarp(SharedPtr<std::byte> to, const void* from, int bytes,
                        SharedPtr<uint64_t> barrier,
                        const std::source_location& at = std::source_location::current()) {
+  if (WarpCopyArrivals() > 1) {
+    for (int piece = LaneOfThread() * 16; piece < bytes; piece += emulated::kWarpThreads * 16) {
+      CopyAsync16(to + piece, static_cast<const std::byte*>(from) + piece);
+    }
+    ArriveBehindCopies(barrier, at);
+    return;
+  }
   if (LaneOfThread() != 0) return;
   if (bytes > 0) {
     emulated::CopyInPhase(to.offset(), from, static_cast<size_t>(bytes), barrier.offset());
@@ -203,11 +217,6 @@ inline void CopyByWarp(SharedPtr<std::byte> to, const void* from, int bytes,
 }
 inline void Arrive(SharedPtr<uint64_t> barrier,
                    const std::source_location& at = std::source_location::current()) {
-  emulated::ArriveAtPhase(barrier.offset(), at);
-}
-inline void ArriveBehindCopies(SharedPtr<uint64_t> barrier,
-                               const std::source_location& at = std::source_location::current()) {
-  emulated::MoveCopiesToPhase(barrier.offset());
   emulated::ArriveAtPhase(barrier.offset(), at);
 }
 inline void WaitForPhase(SharedPtr<uint64_t> barrier, bool odd,
@@ -349,6 +358,7 @@ template <typename Args>
 cudaError_t Launch(void (*kernel)(Args), const LaunchShape& shape, cudaStream_t stream,
                    const Args& args) {
   if (shape.blocks == 0) return cudaSuccess;
+  if (shape.shared_bytes > emulated::TheGpu().max_shared_bytes) return cudaErrorInvalidValue;
   const char* const name = __PRETTY_FUNCTION__;
   return emulated::Enqueue(stream, [=] {
     return emulated::RunBlocks(
