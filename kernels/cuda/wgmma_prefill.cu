@@ -205,28 +205,13 @@ class WgmmaRing {
     __syncthreads();  // Everybody has left the ring.
     for (int i = 0; i < kWgmmaStages - 1; ++i) Copy();
   }
-  // The next stage is there, the one before it is free.
-  __device__ SharedPtr<std::byte> Next() {
+  // The next stage is there, the one before it is free. One Copy() comes behind each: best while
+  // products read.
+  __device__ SharedPtr<std::byte> Next() const {
     WaitForCopies<kWgmmaStages - 2>();
     FenceAsyncReads();
     __syncthreads();
-    const SharedPtr<std::byte> stage = StageOf(position_ + kAttentionTileTokens);
-    Copy();
-    return stage;
-  }
-
- private:
-  static_assert(kWgmmaStages ==
-                4);  // Next() counts on it: the stage behind the latest is the next.
-  __device__ static SharedPtr<std::byte> StageOf(int position) {
-    return SharedMemory() + position / kAttentionTileTokens % kWgmmaStages * Stage::kBytes;
-  }
-  // Two warps copy a sub-tile of each tile.
-  __device__ static int Sub() { return static_cast<int>(threadIdx.x) / kCopyThreads; }
-
-  // The block of the next sub-tile, if any row sees some of it; it is known a tile before.
-  __device__ void Find() {
-    block_ = SeesSubTile(position_, seen_.first, seen_.end) ? table_[at_.index()] : kNone;
+    return StageOf(position_ + kAttentionTileTokens);
   }
   // The next iteration's, of which there is one more than tiles.
   __device__ void Copy() {
@@ -248,6 +233,19 @@ class WgmmaRing {
     CommitCopies();
   }
 
+ private:
+  // The stage that Copy() fills is the one before Next()'s.
+  static_assert(kWgmmaStages == 4);
+  __device__ static SharedPtr<std::byte> StageOf(int position) {
+    return SharedMemory() + position / kAttentionTileTokens % kWgmmaStages * Stage::kBytes;
+  }
+  // Two warps copy a sub-tile of each tile.
+  __device__ static int Sub() { return static_cast<int>(threadIdx.x) / kCopyThreads; }
+
+  // The block of the next sub-tile, if any row sees some of it; it is known a tile before.
+  __device__ void Find() {
+    block_ = SeesSubTile(position_, seen_.first, seen_.end) ? table_[at_.index()] : kNone;
+  }
   static constexpr int kNone = -1;
 
   const AttentionProblem& problem_;
@@ -280,6 +278,7 @@ __device__ __forceinline__ void PrefillRows(const WgmmaLaunch& launch, const Row
 
   SegmentTotals<Rows, kWgmmaThreads> totals(launch.totals);
   SharedPtr<std::byte> stage = ring.Next();
+  ring.Copy();
   int tile = seen.begin;
   while (true) {
     rows.Begin();
@@ -301,6 +300,7 @@ __device__ __forceinline__ void PrefillRows(const WgmmaLaunch& launch, const Row
       CommitProducts();
       rows.BeginValues(stage + kValuesAt);
       CommitProducts();
+      ring.Copy();
       WaitForProducts<1>();
       rows.SettleScores();
       weigh(tile, rescale);
@@ -313,6 +313,7 @@ __device__ __forceinline__ void PrefillRows(const WgmmaLaunch& launch, const Row
     rows.Fence();
     rows.BeginValues(stage + kValuesAt);
     CommitProducts();
+    ring.Copy();
     WaitForProducts<0>();
     rows.SettleOutputs();
     totals.MergeInto(&rows);

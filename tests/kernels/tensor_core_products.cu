@@ -62,4 +62,8 @@ std::vector<float> TensorCoreProducts(const std::vector<uint16_t>& a,
   return d;
 }
 
+bool TensorCoreProductsOverlap() {
+  return CompiledToOverlap(reinterpret_cast<const void*>(ProductsKernel));
+}
+
 }  // namespace tandem

@@ -13,6 +13,9 @@ namespace tandem {
 std::vector<float> TensorCoreProducts(const std::vector<uint16_t>& a,
                                       const std::vector<uint16_t>& b, std::vector<float> d);
 
+// Whether launches of that kernel overlap.
+bool TensorCoreProductsOverlap();
+
 }  // namespace tandem
 
 #endif  // TANDEM_TESTS_KERNELS_TENSOR_CORE_PRODUCTS_H_

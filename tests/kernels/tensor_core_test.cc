@@ -56,5 +56,14 @@ TEST(TensorCoreTest, cuda_SumsAreThoseOfTheEmulation) {
   }
 }
 
+// Were they taken for code that waits for nothing, steps would only be slower.
+TEST(TensorCoreTest, cuda_LaunchesOverlap) {
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess || properties.major < 9) {
+    GTEST_SKIP() << "needs a GPU of compute capability 9";
+  }
+  EXPECT_TRUE(TensorCoreProductsOverlap());
+}
+
 }  // namespace
 }  // namespace tandem
