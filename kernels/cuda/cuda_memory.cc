@@ -11,9 +11,13 @@ absl::StatusCode CodeOf(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
       return absl::StatusCode::kResourceExhausted;
-    // Those of which CUDA's manual says that the process must end before it can use CUDA again; and
-    // what the driver's Xid 48, 94 and 95 tell, which end whoever computed there.
+    // Those of which CUDA's manual says that the process must end before it can use CUDA again;
+    // what the driver's Xid 48, 94 and 95 tell, which end whoever computed there, and their like of
+    // a link; and what a GPU gives that is no longer there (Xid 79), or its context.
     case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorUnknown:
     case cudaErrorContained:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:

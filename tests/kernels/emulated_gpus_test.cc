@@ -119,16 +119,6 @@ TEST_P(EmulatedGpusTest, LayersOf8BitFloatsHaveTheBitsOfTheirProductsInBf16) {
   EXPECT_EQ(emulated::TakeFault(), "");
 }
 
-// What a worker measures as it starts, in every type, whatever its model is served in.
-TEST_P(EmulatedGpusTest, TheProbeOfAStartHasTheBitsOfHopper) {
-  const ProbedOptions options{.int8_weights = true, .head_dim = 128};
-  ExpectTheSame("the probe", [&] {
-    const auto digest = ProbeNumerics(*MakeBackend("cuda-tensor"), options);
-    EXPECT_TRUE(digest.ok()) << digest.status();
-    return digest.ok() ? std::vector(digest->begin(), digest->end()) : std::vector<uint8_t>();
-  });
-}
-
 TEST_P(EmulatedGpusTest, AttentionIsOnTheTensorCores) {
   emulated::SetGpu(GetParam().gpu);
   const auto gpu = MakeBackend("cuda-tensor");

@@ -336,14 +336,14 @@ TEST_F(EmulatedKernelsTest, ATransportCopiesBlocksBesideTheStepsAndKnowsWhatLies
   ASSERT_OK((*copier)->Download(back.data(), block(0), kBytes));
   EXPECT_EQ(back, bytes);
   for (int call = 1; call <= 3; ++call) {
-    emulated::FailCall(call, cudaErrorUnknown);
+    emulated::FailCall(call, cudaErrorInvalidDevice);
     EXPECT_TRUE(absl::IsInternal((*copier)->Upload(block(1), bytes.data(), kBytes).status()))
         << call;
-    emulated::FailCall(call, cudaErrorUnknown);
+    emulated::FailCall(call, cudaErrorInvalidDevice);
     EXPECT_TRUE(absl::IsInternal((*copier)->CopyWithin(block(0), block(1), kBytes).status()))
         << call;
   }
-  emulated::FailCall(1, cudaErrorUnknown);
+  emulated::FailCall(1, cudaErrorInvalidDevice);
   EXPECT_TRUE(absl::IsInternal((*copier)->Download(back.data(), block(1), kBytes)));
   EXPECT_EQ(emulated::TakeFault(), "");
 }
@@ -613,11 +613,12 @@ TEST(CudaStatusTest, ErrorsThatStayAreALostDevice) {
         cudaErrorLaunchTimeout, cudaErrorAssert, cudaErrorHardwareStackError,
         cudaErrorIllegalInstruction, cudaErrorMisalignedAddress, cudaErrorInvalidAddressSpace,
         cudaErrorInvalidPc, cudaErrorLaunchFailure, cudaErrorTensorMemoryLeak,
-        cudaErrorMpsClientTerminated, cudaErrorExternalDevice}) {
+        cudaErrorMpsClientTerminated, cudaErrorExternalDevice, cudaErrorNvlinkUncorrectable,
+        cudaErrorContextIsDestroyed, cudaErrorUnknown}) {
     EXPECT_TRUE(absl::IsDataLoss(CudaStatus(stays, "computing"))) << static_cast<int>(stays);
   }
-  for (const cudaError_t passes : {cudaErrorInvalidValue, cudaErrorStreamCaptureUnsupported,
-                                   cudaErrorInvalidDevice, cudaErrorUnknown}) {
+  for (const cudaError_t passes :
+       {cudaErrorInvalidValue, cudaErrorStreamCaptureUnsupported, cudaErrorInvalidDevice}) {
     EXPECT_TRUE(absl::IsInternal(CudaStatus(passes, "computing"))) << static_cast<int>(passes);
   }
   EXPECT_TRUE(absl::IsResourceExhausted(CudaStatus(cudaErrorMemoryAllocation, "allocating")));
@@ -637,7 +638,7 @@ TEST_F(EmulatedKernelsTest, AnyCallOfTheRuntimeMayFail) {
   const ProbeShape shape = Shape(2, 130, 16, 20);
   int call = 1;
   for (bool failed = true; failed; call += 1 + call / 10) {
-    emulated::FailCall(call, call % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorUnknown);
+    emulated::FailCall(call, call % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorInvalidDevice);
     const auto gpu = CreateCudaBackend("tensor");
     const bool ok = gpu.ok() && ProbeOperations(**gpu, shape, seed_).ok();
     failed = !emulated::FailedCall().empty();

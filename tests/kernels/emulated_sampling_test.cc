@@ -360,7 +360,7 @@ TEST_F(EmulatedSamplingTest, AnyCallOfTheRuntimeMayFail) {
   for (bool failed = true; failed;) {
     const auto device = MakeDevice("cuda");
     Results abandoned(c.queries.size()), results(c.queries.size());
-    emulated::FailCall(++call, cudaErrorUnknown);
+    emulated::FailCall(++call, cudaErrorInvalidDevice);
     failed = !device->Sample(c.Args(&abandoned)).ok();
     emulated::FailCall(0, cudaSuccess);
     const std::string before = Text(abandoned[0]);

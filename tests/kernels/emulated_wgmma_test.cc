@@ -274,7 +274,7 @@ TEST_F(EmulatedWgmmaAttentionTest, AreUsedWhereTheTrialFindsTheirBitsAlone) {
   std::string failed;
   int call = 0;
   do {
-    emulated::FailCall(++call, cudaErrorUnknown);
+    emulated::FailCall(++call, cudaErrorInvalidDevice);
     const auto backend = CreateCudaBackend("tensor");
     failed = emulated::FailedCall();  // Before the backend goes, which has calls, too.
     emulated::FailCall(0, cudaSuccess);

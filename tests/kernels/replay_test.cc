@@ -122,7 +122,7 @@ class EmulatedReplayTest : public ReplayTest {};
 TEST_P(EmulatedReplayTest, AnyCallOfTheRuntimeMayFail) {
   for (int call = 1; call <= 6; ++call) {
     const DeviceBuffer sum = Upload({0}), one = Upload({1});
-    emulated::FailCall(call, cudaErrorUnknown);
+    emulated::FailCall(call, cudaErrorInvalidDevice);
     int failed = 0;
     for (int i = 0; i < 3; ++i) failed += ReplayAdd(call, sum, one).ok() ? 0 : 1;
     emulated::FailCall(0, cudaSuccess);
