@@ -153,12 +153,8 @@ void EmulatedDecodeSitesTest::ExpectEachIsNeeded(const char* files, int processo
     }
     return all;
   };
-  ExpectEachSiteIsNeeded({.files = files,
-                          .launch_waits = launch_waits,
-                          .least = least,
-                          .seed = seed_,
-                          .orders = 3,
-                          .run = run});
+  ExpectEachSiteIsNeeded(
+      {.files = files, .launch_waits = launch_waits, .least = least, .seed = seed_, .run = run});
 }
 
 TEST_F(EmulatedDecodeSitesTest, EachBarrierAndEachWaitIsNeeded) {

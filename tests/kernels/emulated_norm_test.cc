@@ -59,12 +59,8 @@ TEST_F(EmulatedNormTest, EachBarrierAndEachWaitOfANormThatMakes8BitsIsNeeded) {
     return all;
   };
   const auto expect = [&](std::string_view files, bool launch_waits, size_t least) {
-    ExpectEachSiteIsNeeded({.files = files,
-                            .launch_waits = launch_waits,
-                            .least = least,
-                            .seed = seed_,
-                            .orders = 3,
-                            .run = run});
+    ExpectEachSiteIsNeeded(
+        {.files = files, .launch_waits = launch_waits, .least = least, .seed = seed_, .run = run});
   };
   expect("cuda_rows", /*launch_waits=*/false, 4);
   expect("numbers", /*launch_waits=*/false, 1);

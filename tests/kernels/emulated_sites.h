@@ -24,7 +24,7 @@ struct SitesCase {
   bool launch_waits;       // Waits for the launch before, in place of all else.
   size_t least;            // Sites that there are of these files.
   uint64_t seed;
-  uint64_t orders;  // A fault shows in almost all.
+  uint64_t orders = 3;  // A fault shows in almost all.
   // What the kernels give, nothing if a call fails, on a device of its own: what has failed stays
   // failed. It may fail expectations, as some launches should.
   std::function<std::vector<std::byte>()> run;

@@ -523,7 +523,6 @@ class EmulatedTensorSitesTest : public EmulatedTensorTest {
 };
 
 void EmulatedTensorSitesTest::ExpectEachIsNeeded(bool launch_waits) {
-  constexpr int kOrders = 3;
   LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false), SpecOf(800, 40, false)};
   specs[2].weight_type = WeightType::kInt4;
   specs[2].group = 64;
@@ -573,7 +572,6 @@ void EmulatedTensorSitesTest::ExpectEachIsNeeded(bool launch_waits) {
                           .launch_waits = launch_waits,
                           .least = launch_waits ? 5u : 11u,
                           .seed = seed_,
-                          .orders = kOrders,
                           .run = run});
 }
 

@@ -332,12 +332,8 @@ class EmulatedWgmmaLayerSitesTest : public EmulatedWgmmaLayersTest {
                                                    .num_rows = kRows});
       return std::vector<std::byte>(output, output + (status.ok() ? output_bytes : 0));
     };
-    ExpectEachSiteIsNeeded({.files = files,
-                            .launch_waits = launch_waits,
-                            .least = least,
-                            .seed = seed_,
-                            .orders = 3,
-                            .run = run});
+    ExpectEachSiteIsNeeded(
+        {.files = files, .launch_waits = launch_waits, .least = least, .seed = seed_, .run = run});
   }
 };
 

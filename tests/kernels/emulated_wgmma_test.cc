@@ -389,7 +389,6 @@ class EmulatedWgmmaSitesTest : public EmulatedWgmmaAttentionTest {
                             .launch_waits = launch_waits,
                             .least = least,
                             .seed = seed_,
-                            .orders = 3,
                             .run = run});
   }
 };
