@@ -52,6 +52,7 @@ class EarlyReactor : public ServerReactor<Response> {
   }
 
   void OnReadDone(bool ok) final {
+    if (hears_) return HearWord(ok);
     if (!call_.Settle()) return;
     if (!ok) return OnEnd();
     const auto received = std::make_shared<Received>();
@@ -93,6 +94,13 @@ class EarlyReactor : public ServerReactor<Response> {
       Finish(ToGrpcStatus(status));
     }
   }
+  // After OnRequest, of a method whose client may say empty messages at any time, or never: OnWord
+  // comes for each.
+  void HearWords() {
+    hears_ = true;
+    this->StartRead(&wire_);
+  }
+  virtual void OnWord() {}
 
   grpc::CallbackServerContext* context() { return context_; }
 
@@ -120,6 +128,15 @@ class EarlyReactor : public ServerReactor<Response> {
     std::shared_ptr<MemoryBudget::Holding> holding;
   };
 
+  void HearWord(bool ok) {
+    if (!ok) return;
+    if (wire_.Length() > 0) {
+      return Finish(
+          grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "a message that is not empty"));
+    }
+    OnWord();
+    this->StartRead(&wire_);
+  }
   // Measured, charged, and only then parsed.
   absl::Status Receive(Received* received) {
     const auto size = static_cast<int64_t>(wire_.Length());
@@ -135,6 +152,7 @@ class EarlyReactor : public ServerReactor<Response> {
   grpc::CallbackServerContext* const context_;
   const int64_t max_message_bytes_;
   grpc::ByteBuffer wire_;
+  bool hears_ = false;  // Set before its first read.
   std::atomic<bool> finished_{false};
   OpenCalls::Call call_;  // Goes first: nothing calls here any more.
 };

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "services/server/channel.h"
 #include "services/server/early_reactor.h"
 #include "services/server/status_proto.h"
@@ -56,9 +57,11 @@ class GrpcFrameCarrier::Sending final : public EarlyReactor<v1::FramesRequest, g
  private:
   void OnRequest(std::shared_ptr<const v1::FramesRequest> request) override {
     if (const absl::Status begun = source_->Begin(request->token()); !begun.ok()) {
-      Finish(ToGrpcStatus(begun));
+      return Finish(ToGrpcStatus(begun));
     }
+    HearWords();
   }
+  void OnWord() override { source_->OnReady(); }
 
   std::unique_ptr<FrameSource> source_;
   grpc::ByteBuffer message_;
@@ -85,32 +88,42 @@ class GrpcFrameCarrier::Receiving final
         proof_(&options.secret, channel_, target, kFramesMethod, &context_) {
     v1::FramesRequest request;
     request.set_token(token);
-    const grpc::Slice slice(request.SerializeAsString());
-    request_ = grpc::ByteBuffer(&slice, 1);
+    request_ = Serialized(request);
   }
 
   static void Run(std::shared_ptr<Receiving> stream) {
     stream->self_ = stream;
     stream->stub_.PrepareBidiStreamingCall(&stream->context_, kFramesMethod, {}, stream.get());
-    stream->StartWriteLast(&stream->request_, grpc::WriteOptions());
+    stream->AddHold();  // Whoever is ready writes on a thread of its own.
+    stream->StartWrite(&stream->request_);
     stream->proof_.Start([raw = stream.get()] { raw->StartCall(); });
   }
 
+  void Ready() override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    owes_ready_ = true;
+    WriteReady();
+  }
   void Cancel() override { proof_.Cancel(); }
 
+  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (ok) WriteReady();
+  }
+
   void OnReadInitialMetadataDone(bool ok) override {
-    if (proof_.Proven(ok)) StartRead(&message_);
+    if (!proof_.Proven(ok)) return EndWrites();
+    StartRead(&message_);
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return;  // OnDone has the reason.
+    if (!ok) return EndWrites();  // OnDone has the reason.
     broken_ = Take();
     message_.Clear();
-    if (broken_.ok()) {
-      StartRead(&message_);
-    } else {
-      context_.TryCancel();
-    }
+    if (broken_.ok()) return StartRead(&message_);
+    context_.TryCancel();
+    EndWrites();
   }
 
   void OnDone(const grpc::Status& status) override {
@@ -123,6 +136,24 @@ class GrpcFrameCarrier::Receiving final
   }
 
  private:
+  static grpc::ByteBuffer Serialized(const v1::FramesRequest& request) {
+    const grpc::Slice slice(request.SerializeAsString());
+    return grpc::ByteBuffer(&slice, 1);
+  }
+  void WriteReady() REQUIRES(mu_) {
+    if (!owes_ready_ || writing_ || ended_) return;
+    owes_ready_ = false;
+    writing_ = true;
+    StartWrite(&ready_);
+  }
+  void EndWrites() EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (std::exchange(ended_, true)) return;
+    }
+    RemoveHold();
+  }
+
   // Only a peer that breaks the format is an error, or a link that is closed.
   absl::Status Take() {
     std::vector<grpc::Slice> slices;
@@ -143,7 +174,12 @@ class GrpcFrameCarrier::Receiving final
   grpc::ByteBuffer request_;
   grpc::ByteBuffer message_;
   absl::Status broken_;
-  std::shared_ptr<Receiving> self_;  // While the RPC runs.
+  const grpc::ByteBuffer ready_ = Serialized(v1::FramesRequest());
+  Mutex mu_;
+  bool writing_ GUARDED_BY(mu_) = true;  // From the request on.
+  bool owes_ready_ GUARDED_BY(mu_) = false;
+  bool ended_ GUARDED_BY(mu_) = false;  // Nothing is written any more.
+  std::shared_ptr<Receiving> self_;     // While the RPC runs.
 };
 
 std::shared_ptr<DialledStream> GrpcFrameCarrier::Dial(const std::string& target,

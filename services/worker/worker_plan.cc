@@ -42,8 +42,7 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
     TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
   } else if (transport == "nccl") {
     memory.transport_bytes = NcclTransport::DeviceBytes(block_bytes);
-    memory.transport_owner =
-        absl::StrFormat("NCCL's slots for %d links", NcclTransport::kPlannedLinks);
+    memory.transport_owner = "NCCL's slots";
   } else if (on_device) {
     memory.pinned_bytes = StagingBuffers::PinnedBytes(block_bytes);
   }

@@ -334,7 +334,7 @@ bool ActAsDecodeWorker(const std::string& address, const WorkerRegistration& of,
     std::thread reader([&] { Drain<proto::ToDecode>(stream.get()); });
     // The frame stream comes at once, late, or not at all; sometimes nobody reads it.
     grpc::ClientContext frames_context;
-    std::unique_ptr<grpc::ClientReader<v1::Frame>> frames;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::FramesRequest, v1::Frame>> frames;
     std::thread frame_reader;
     const uint64_t said = random.Between(1, 2'000);
     const uint64_t opens_at = random.Below(4) == 0 ? said + 1 : random.Below(said);
@@ -342,7 +342,8 @@ bool ActAsDecodeWorker(const std::string& address, const WorkerRegistration& of,
       if (i == opens_at) {
         v1::FramesRequest request;
         request.set_token(token);
-        frames = kv->Frames(&frames_context, request);
+        frames = kv->Frames(&frames_context);
+        frames->Write(request);
         if (random.Chance(0.8)) frame_reader = std::thread([&] { Drain<v1::Frame>(frames.get()); });
       }
       if (!stream->Write(mouth.Next(DecodeSays(of, seed, &random)))) break;

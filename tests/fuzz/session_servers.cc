@@ -86,8 +86,8 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
   class KvService final : public v1::Kv::Service {
    public:
     explicit KvService(Impl* impl) : impl_(impl) {}
-    grpc::Status Frames(grpc::ServerContext*, const v1::FramesRequest*,
-                        grpc::ServerWriter<v1::Frame>* writer) override {
+    grpc::Status Frames(grpc::ServerContext*,
+                        grpc::ServerReaderWriter<v1::Frame, v1::FramesRequest>* writer) override {
       Random random(Mix64(impl_->seed_ ^ 0x5eed ^ impl_->streams_++));
       for (uint64_t i = random.Between(1, 1'000);
            i > 0 && !impl_->stopping_ && impl_->budget_->Take(); --i) {

@@ -242,7 +242,8 @@ TEST_P(WorkerTrustTest, StrangersAreRefusedByEveryService) {
     grpc::ClientContext context;
     proto::FramesRequest request;
     request.set_token(std::string(16, 't'));
-    const auto frames = proto::Kv::NewStub(channel)->Frames(&context, request);
+    const auto frames = proto::Kv::NewStub(channel)->Frames(&context);
+    frames->Write(request);
     proto::Frame frame;
     EXPECT_FALSE(frames->Read(&frame));
     expect_refused(frames->Finish());

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <future>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,37 +22,51 @@
 #include "runtime/base/entropy.h"
 #include "tests/support/kv_side.h"
 
-// What is enqueued, one after the other.
-struct CUstream_st {
-  CUstream_st() : thread([this] { Run(); }) {}
-  ~CUstream_st() {
+namespace tandem {
+
+// Runs what all of a GPU's streams have enqueued, one after the other.
+class FakeNccl::Gpu {
+ public:
+  ~Gpu() {
     Enqueue(nullptr);
-    thread.join();
+    thread_.join();
   }
-  void Enqueue(std::function<void()> work) EXCLUDES(mu) {
-    tandem::MutexLock lock(&mu);
-    queue.push_back(std::move(work));
-    changed.SignalAll();
+  void Enqueue(std::function<void()> work) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    queue_.push_back(std::move(work));
+    changed_.SignalAll();
   }
-  void Run() EXCLUDES(mu) {
+  // Until all of it has ended.
+  void Wait() {
+    std::promise<void> ended;
+    Enqueue([&ended] { ended.set_value(); });
+    ended.get_future().wait();
+  }
+
+ private:
+  void Run() EXCLUDES(mu_) {
     while (true) {
       std::function<void()> work;
       {
-        tandem::MutexLock lock(&mu);
-        while (queue.empty()) changed.Wait(&mu);
-        work = std::move(queue.front());
-        queue.pop_front();
+        MutexLock lock(&mu_);
+        while (queue_.empty()) changed_.Wait(&mu_);
+        work = std::move(queue_.front());
+        queue_.pop_front();
       }
       if (work == nullptr) return;
       work();
     }
   }
 
-  tandem::Mutex mu;
-  tandem::CondVar changed;
-  std::deque<std::function<void()>> queue GUARDED_BY(mu);
-  std::thread thread;
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> queue_ GUARDED_BY(mu_);
+  std::thread thread_{[this] { Run(); }};
 };
+
+}  // namespace tandem
+
+struct CUstream_st {};
 
 struct CUevent_st {
   std::atomic<bool> passed{true};
@@ -245,7 +260,7 @@ class FakeNccl::Pair {
   int64_t begun_ GUARDED_BY(mu_) = 0;
 };
 
-FakeNccl::FakeNccl() = default;
+FakeNccl::FakeNccl() : gpu_(std::make_unique<Gpu>()) {}
 
 FakeNccl::~FakeNccl() {
   MutexLock lock(&mu_);
@@ -414,7 +429,7 @@ NcclResult FakeNccl::GroupEnd() {
   if (fails || group.failed) return NcclResult::kInternalError;
   if (group.blocks.empty()) return NcclResult::kSuccess;
   const auto move = [this, pair = group.comm->pair, group] {
-    group.stream->Enqueue([this, pair, group] {
+    gpu_->Enqueue([this, pair, group] {
       WaitWhileHeld();
       pair->Transfer(group.blocks, group.size_bytes, group.out);
     });
@@ -459,6 +474,7 @@ NcclResult FakeNccl::CommAbort(NcclComm comm) {
   HangIfAsked(Call::kCommAbort);
   comm->pair->Abort();
   delete comm;
+  gpu_->Wait();
   MutexLock lock(&mu_);
   --num_comms_;
   changed_.SignalAll();
@@ -475,6 +491,7 @@ absl::StatusOr<std::byte*> FakeNccl::Malloc(size_t size_bytes) {
 }
 
 void FakeNccl::Free(std::byte* memory) {
+  gpu_->Wait();
   std::free(FarMemory::Across(memory));
   MutexLock lock(&mu_);
   --num_others_;
@@ -491,16 +508,7 @@ absl::StatusOr<NcclStream> FakeNccl::StreamCreate() {
 
 absl::Status FakeNccl::StreamSynchronize(NcclStream stream) {
   const bool fails = Fails(Call::kStreamSynchronize);
-  Mutex mu;
-  CondVar done;
-  bool passed = false;
-  stream->Enqueue([&] {
-    MutexLock lock(&mu);
-    passed = true;
-    done.SignalAll();
-  });
-  MutexLock lock(&mu);
-  while (!passed) done.Wait(&mu);
+  gpu_->Wait();
   return fails ? absl::InternalError("the device has failed") : absl::OkStatus();
 }
 
@@ -520,7 +528,7 @@ absl::StatusOr<NcclStreamEvent> FakeNccl::EventCreate() {
 absl::Status FakeNccl::EventRecord(NcclStreamEvent event, NcclStream stream) {
   if (Fails(Call::kEventRecord)) return absl::InternalError("the event is not recorded");
   event->passed = false;
-  stream->Enqueue([event] { event->passed = true; });
+  gpu_->Enqueue([event] { event->passed = true; });
   return absl::OkStatus();
 }
 

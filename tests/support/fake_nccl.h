@@ -2,9 +2,10 @@
 // tests, between threads of a process and between processes.
 //
 // Ranks meet at a Unix socket whose name is in the unique id; rank 0 is of the process that made
-// it. Nothing happens before both have joined. What is enqueued on a stream happens in order, on a
-// thread of its own: a group of Sends waits for the peer's group of as many Recvs, which get what
-// was sent next. NCCL is not known to need groups that are alike; this does. Memory is far
+// it. Nothing happens before both have joined. What is enqueued on the streams happens in order, as
+// if there were one: CUDA promises no more, and whatever waits for its peer holds up all others of
+// the GPU. An object is a GPU. A group of Sends waits for the peer's group of as many Recvs, which
+// get what was sent next. NCCL is not known to need groups that are alike; this does. Memory is far
 // (kv_side.h): who follows an address without asking faults. A peer that has gone is not noticed:
 // what waits for it does so until it is aborted, as a kernel on a GPU would.
 
@@ -91,6 +92,8 @@ class FakeNccl final : public NcclApi {
   class Pair;  // A communicator's part that its operations share.
 
  private:
+  class Gpu;
+
   // Counts it; whether it is to fail.
   bool Fails(Call call) EXCLUDES(mu_);
   bool Hangs(Call call) EXCLUDES(mu_);
@@ -110,6 +113,7 @@ class FakeNccl final : public NcclApi {
   int64_t num_comms_ GUARDED_BY(mu_) = 0;
   int64_t num_others_ GUARDED_BY(mu_) = 0;                // Streams, events and memory.
   std::map<std::string, int> listening_ GUARDED_BY(mu_);  // Sockets, by id.
+  const std::unique_ptr<Gpu> gpu_;
 };
 
 }  // namespace tandem

@@ -84,6 +84,11 @@ class LocalStream final : public FrameStream,
     });
   }
   void End(const absl::Status& why) override { Finish(why, /*peer_gone=*/false); }
+  void Ready() override {
+    from_->Post([self = shared_from_this()] {
+      if (self->source_ != nullptr) self->source_->OnReady();
+    });
+  }
   void Cancel() override { Finish(absl::CancelledError("cancelled"), /*peer_gone=*/true); }
 
  private:

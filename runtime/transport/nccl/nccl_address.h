@@ -15,19 +15,21 @@
 namespace tandem {
 
 struct NcclAddress {
-  static constexpr uint32_t kVersion = 2;  // since blocks go in groups
+  static constexpr uint32_t kVersion = 3;  // since GPUs are held for an operation
   static constexpr size_t kTokenBytes = 16;
 
   std::string token;  // The receiver's name for the link, random; the sender's end repeats it.
   int64_t block_bytes = 0;
+  uint64_t precedence = 0;         // Of the transport that says it.
   std::optional<NcclUniqueId> id;  // The sender's end has one: of the pair's communicator.
 };
 
-// Version, bytes of a block, token and, if there is one, id.
+// Version, bytes of a block, precedence, token and, if there is one, id.
 inline std::string EncodeNcclAddress(const NcclAddress& address) {
   std::string out;
   out.append(reinterpret_cast<const char*>(&NcclAddress::kVersion), sizeof(uint32_t));
   out.append(reinterpret_cast<const char*>(&address.block_bytes), sizeof(int64_t));
+  out.append(reinterpret_cast<const char*>(&address.precedence), sizeof(uint64_t));
   out.append(address.token);
   if (address.id.has_value()) out.append(address.id->internal, sizeof(NcclUniqueId));
   return out;
@@ -35,7 +37,8 @@ inline std::string EncodeNcclAddress(const NcclAddress& address) {
 
 // InvalidArgument if they are not those of the sender's end, or of the receiver's.
 inline absl::StatusOr<NcclAddress> DecodeNcclAddress(const std::string& bytes, bool senders) {
-  constexpr size_t kTokenAt = sizeof(uint32_t) + sizeof(int64_t);
+  constexpr size_t kPrecedenceAt = sizeof(uint32_t) + sizeof(int64_t);
+  constexpr size_t kTokenAt = kPrecedenceAt + sizeof(uint64_t);
   constexpr size_t kIdAt = kTokenAt + NcclAddress::kTokenBytes;
   const size_t wanted = kIdAt + (senders ? sizeof(NcclUniqueId) : 0);
   if (bytes.size() != wanted) {
@@ -51,6 +54,7 @@ inline absl::StatusOr<NcclAddress> DecodeNcclAddress(const std::string& bytes, b
         absl::StrFormat("NCCL address: version %d, want %d, of blocks of %d bytes", version,
                         NcclAddress::kVersion, address.block_bytes));
   }
+  std::memcpy(&address.precedence, bytes.data() + kPrecedenceAt, sizeof(address.precedence));
   address.token = bytes.substr(kTokenAt, NcclAddress::kTokenBytes);
   if (senders)
     std::memcpy(address.id.emplace().internal, bytes.data() + kIdAt, sizeof(NcclUniqueId));

@@ -1,7 +1,5 @@
 #include "runtime/transport/nccl/nccl_pair.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/log.h"
@@ -22,36 +20,32 @@ NcclPair::~NcclPair() {
       LogWarning("the device failed while a KV link ended", {{"why", ended.ToString()}});
     }
   }
-  for (const End& end : ends_) api_->EventDestroy(end.event);
+  if (end_ != nullptr) api_->EventDestroy(end_);
   if (stream_ != nullptr) api_->StreamDestroy(stream_);
 }
 
 absl::Status NcclPair::Open(const NcclUniqueId& id, int rank) {
   peer_ = 1 - rank;
   TANDEM_ASSIGN_OR_RETURN(stream_, api_->StreamCreate());
-  while (ends_.size() < kWindow) {
-    TANDEM_ASSIGN_OR_RETURN(const NcclStreamEvent event, api_->EventCreate());
-    ends_.push_back({.event = event});
-  }
+  TANDEM_ASSIGN_OR_RETURN(end_, api_->EventCreate());
   return Settle("joining the peer", api_->CommInitRank(&comm_, 2, id, rank));
 }
 
 absl::Status NcclPair::Send(std::span<const std::byte* const> blocks, size_t size_bytes) {
-  return Enqueue("sending blocks", blocks.size(), [&](size_t block) {
+  return Move("sending blocks", blocks.size(), [&](size_t block) {
     return api_->Send(blocks[block], size_bytes, peer_, comm_, stream_);
   });
 }
 
 absl::Status NcclPair::Receive(std::span<std::byte* const> blocks, size_t size_bytes) {
-  return Enqueue("receiving blocks", blocks.size(), [&](size_t block) {
+  return Move("receiving blocks", blocks.size(), [&](size_t block) {
     return api_->Recv(blocks[block], size_bytes, peer_, comm_, stream_);
   });
 }
 
-absl::Status NcclPair::Enqueue(const char* doing, size_t num_blocks,
-                               absl::FunctionRef<NcclResult(size_t)> add) {
-  TANDEM_CHECK(num_blocks > 0 && num_blocks <= std::min(kGroup, room()))
-      << num_blocks << " blocks, room for " << room();
+absl::Status NcclPair::Move(const char* doing, size_t num_blocks,
+                            absl::FunctionRef<NcclResult(size_t)> add) {
+  TANDEM_CHECK(num_blocks > 0 && num_blocks <= kGroup) << num_blocks << " blocks";
   NcclResult added = api_->GroupStart();
   if (added != NcclResult::kSuccess) return Error(doing, added);
   const auto went_well = [&] {
@@ -60,34 +54,21 @@ absl::Status NcclPair::Enqueue(const char* doing, size_t num_blocks,
   for (size_t i = 0; i < num_blocks && went_well(); ++i) added = add(i);
   const NcclResult ended = api_->GroupEnd();
   TANDEM_RETURN_IF_ERROR(Settle(doing, went_well() ? ended : added));
-  End& end = ends_[(oldest_ + under_way_) % kWindow];
-  end.num_blocks = num_blocks;
-  TANDEM_RETURN_IF_ERROR(api_->EventRecord(end.event, stream_));
-  if (under_way_++ == 0) Moved();
-  blocks_under_way_ += num_blocks;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<size_t> NcclPair::Passed() {
-  const End& end = ends_[oldest_];
-  TANDEM_ASSIGN_OR_RETURN(const bool passed, api_->EventPassed(end.event));
-  // What breaks a communicator shows in its state alone, and may let the stream go on.
-  if (const NcclResult state = State(); state != NcclResult::kSuccess) {
-    return Error("moving blocks", state);
+  TANDEM_RETURN_IF_ERROR(api_->EventRecord(end_, stream_));
+  while (true) {
+    TANDEM_ASSIGN_OR_RETURN(const bool passed, api_->EventPassed(end_));
+    // What breaks a communicator shows in its state alone, and may let the stream go on.
+    if (const NcclResult state = State(); state != NcclResult::kSuccess) {
+      return Error(doing, state);
+    }
+    if (passed) return absl::OkStatus();
+    TANDEM_RETURN_IF_ERROR(CheckProgress(doing));
+    if (!nap_()) return absl::CancelledError(doing);
   }
-  if (!passed) {
-    TANDEM_RETURN_IF_ERROR(CheckProgress("moving blocks"));
-    return 0;
-  }
-  oldest_ = (oldest_ + 1) % kWindow;
-  --under_way_;
-  blocks_under_way_ -= end.num_blocks;
-  Moved();
-  return end.num_blocks;
 }
 
 absl::Status NcclPair::Settle(const char* doing, NcclResult result) {
-  Moved();
+  began_ = std::chrono::steady_clock::now();
   while (result == NcclResult::kInProgress) {
     result = State();
     if (result != NcclResult::kInProgress) break;
@@ -109,7 +90,7 @@ absl::Status NcclPair::Error(const char* doing, NcclResult result) {
 }
 
 absl::Status NcclPair::CheckProgress(const char* doing) const {
-  if (std::chrono::steady_clock::now() - moved_ < stall_) return absl::OkStatus();
+  if (std::chrono::steady_clock::now() - began_ < stall_) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrFormat("NCCL, %s: nothing has moved for %d ms", doing, stall_.count()));
 }

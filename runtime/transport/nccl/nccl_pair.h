@@ -1,5 +1,5 @@
-// What one link has of NCCL: a communicator of two ranks, a stream, and operations on it, in order,
-// of which each moves a group of blocks and a bounded number of blocks is under way.
+// What one link has of NCCL: a communicator of two ranks, a stream, and operations on it, one after
+// the other, of which each moves a group of blocks.
 //
 // Calls are begun and then asked after, with a nap in between: nothing of NCCL is waited for that
 // could not be given up. One thread.
@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <functional>
 #include <span>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -22,10 +21,7 @@ namespace tandem {
 
 class NcclPair {
  public:
-  static constexpr size_t kWindow = 8;  // Blocks under way at a time.
-  // Blocks of a group at most: while one is on its way, what came before lands and the next is
-  // told.
-  static constexpr size_t kGroup = kWindow / 2;
+  static constexpr size_t kGroup = 16;  // Blocks of an operation, at most.
 
   // `nap` lasts a moment; false: nobody wants the rest. What does not move for as long as `stall`
   // is given up. `api` outlives this.
@@ -41,27 +37,21 @@ class NcclPair {
   // Unavailable, as from all of these, with NCCL's words; Cancelled if nobody wants it.
   absl::Status Open(const NcclUniqueId& id, int rank);
 
-  size_t room() const { return kWindow - blocks_under_way_; }  // in blocks
-  bool idle() const { return blocks_under_way_ == 0; }
-  // 1 to kGroup blocks of `size_bytes` each, for which there is room. The peer's next Receive, of
-  // as many blocks as long, gets them.
+  // 1 to kGroup blocks of `size_bytes` each; returns when they have moved. The peer's next Receive,
+  // of as many blocks as long, gets them.
   absl::Status Send(std::span<const std::byte* const> blocks, size_t size_bytes);
   absl::Status Receive(std::span<std::byte* const> blocks, size_t size_bytes);
-  // How many blocks the oldest operation under way, of which there is one, has moved: then it is no
-  // more. 0: it has not ended.
-  absl::StatusOr<size_t> Passed();
 
  private:
   // A call answered `result`: waits until it is no longer in progress.
   absl::Status Settle(const char* doing, NcclResult result);
   // `add` is called for each of `num_blocks`.
-  absl::Status Enqueue(const char* doing, size_t num_blocks,
-                       absl::FunctionRef<NcclResult(size_t block)> add);
+  absl::Status Move(const char* doing, size_t num_blocks,
+                    absl::FunctionRef<NcclResult(size_t block)> add);
   NcclResult State();
   absl::Status Error(const char* doing, NcclResult result);
-  // Unavailable if nothing has moved for too long.
+  // Unavailable if it lasts too long.
   absl::Status CheckProgress(const char* doing) const;
-  void Moved() { moved_ = std::chrono::steady_clock::now(); }
 
   NcclApi* const api_;
   const std::chrono::milliseconds stall_;
@@ -69,16 +59,8 @@ class NcclPair {
   int peer_ = 0;
   NcclComm comm_ = nullptr;
   NcclStream stream_ = nullptr;
-  // The ends of operations: a ring, of those under way and free ones.
-  struct End {
-    NcclStreamEvent event = nullptr;
-    size_t num_blocks = 0;
-  };
-  std::vector<End> ends_;
-  size_t oldest_ = 0;
-  size_t under_way_ = 0;  // operations
-  size_t blocks_under_way_ = 0;
-  std::chrono::steady_clock::time_point moved_;
+  NcclStreamEvent end_ = nullptr;                // An operation's.
+  std::chrono::steady_clock::time_point began_;  // What is being done.
 };
 
 }  // namespace tandem

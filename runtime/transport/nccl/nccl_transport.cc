@@ -18,6 +18,7 @@
 #include "runtime/transport/link_probe.h"
 #include "runtime/transport/lost_callback.h"
 #include "runtime/transport/nccl/nccl_address.h"
+#include "runtime/transport/nccl/nccl_group.h"
 #include "runtime/transport/nccl/nccl_pair.h"
 
 namespace tandem {
@@ -28,49 +29,12 @@ constexpr int kSenderRank = 0;
 constexpr int kReceiverRank = 1;
 // While NCCL has something of a link's under way, which no event of the host's announces.
 constexpr auto kNap = std::chrono::microseconds(50);
+// What a GPU is kept free for a peer that may not even run, while others wait for it.
+constexpr auto kHoldFor = std::chrono::milliseconds(100);
 // Each is a port of NCCL's on which somebody is awaited.
 constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
-// A sender has at most NcclPair::kWindow blocks under way, and NCCL buffers a few.
-constexpr size_t kMaxAnnounced = 64;  // groups
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
-
-// ---- A group as it goes down the stream: a header and, as its payload, those that follow ----
-
-std::vector<std::byte> Pack(std::span<const FrameHeader> headers) {
-  std::vector<std::byte> packed(headers.size() * kFrameHeaderBytes);
-  for (size_t i = 0; i < headers.size(); ++i) {
-    PackFrameHeader(headers[i], &packed[i * kFrameHeaderBytes]);
-  }
-  return packed;
-}
-
-class FollowingHeaders final : public FramePayload {
- public:
-  // A vector that moves leaves its bytes where they are.
-  explicit FollowingHeaders(std::vector<std::byte> packed)
-      : FramePayload(packed), packed_(std::move(packed)) {}
-
- private:
-  const std::vector<std::byte> packed_;
-};
-
-absl::StatusOr<std::vector<FrameHeader>> GroupOf(const FrameHeader& first,
-                                                 std::span<const std::string_view> following) {
-  std::string bytes;
-  for (const std::string_view piece : following) bytes.append(piece);
-  const size_t size = 1 + bytes.size() / kFrameHeaderBytes;
-  if (bytes.size() % kFrameHeaderBytes != 0 || size > NcclPair::kGroup) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("frame: %d bytes behind a header, want further headers of %d, %d at most",
-                        bytes.size(), kFrameHeaderBytes, NcclPair::kGroup - 1));
-  }
-  std::vector<FrameHeader> group = {first};
-  while (group.size() < size) {
-    group.push_back(UnpackFrameHeader(&bytes[(group.size() - 1) * kFrameHeaderBytes]));
-  }
-  return group;
-}
 
 }  // namespace
 
@@ -99,6 +63,8 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
       dropped = OnClosed(why);
       changed_.SignalAll();
     }
+    transport_->gpu_.Wake();
+    transport_->slots_.Wake();
     for (const uint64_t send_id : dropped) transport_->listener_->OnFrameSent(send_id, false);
     on_lost_->Call(why);
   }
@@ -109,31 +75,40 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
   // Once, with the link just closed. Of which sends it was that wait and will not travel.
   virtual std::vector<uint64_t> OnClosed(const absl::Status& why) REQUIRES(mu_) = 0;
   // NCCL touches nothing of the link's any more.
-  virtual void Release() = 0;
+  virtual void Release() { gpu_.reset(); }
 
-  // How many blocks have moved since the last call.
-  static absl::StatusOr<size_t> TakeMoved(NcclPair* pair) {
-    size_t all = 0;
-    while (!pair->idle()) {
-      TANDEM_ASSIGN_OR_RETURN(const size_t moved, pair->Passed());
-      if (moved == 0) break;
-      all += moved;
-    }
-    return all;
+  // How long something may take that others have to do.
+  Turns::Time Patience() const { return Turns::Time::clock::now() + transport_->options_.stall; }
+  // Waits for one. Cancelled: the link is closed; Unavailable: `until` is over.
+  absl::Status AwaitChange(const char* doing, Turns::Time until) REQUIRES(mu_) {
+    if (!closed_ && !changed_.WaitUntil(&mu_, until)) return TooLong(doing);
+    return closed_ ? absl::CancelledError(doing) : absl::OkStatus();
   }
-
-  // For what the link's thread has to do next; `polls`: NCCL may have something, too.
-  void WaitForChange(bool polls) REQUIRES(mu_) {
-    if (polls) {
-      changed_.WaitFor(&mu_, kNap);
-    } else {
-      changed_.Wait(&mu_);
-    }
+  absl::StatusOr<Turns::Place> TakePlace(Turns* turns, const char* doing) EXCLUDES(mu_) {
+    std::optional<Turns::Place> place = turns->Take(Patience(), [this] { return !closed(); });
+    if (place.has_value()) return *std::move(place);
+    return closed() ? absl::CancelledError(doing) : TooLong(doing);
+  }
+  // The GPU is this link's, for one operation.
+  absl::Status TakeGpu() EXCLUDES(mu_) {
+    TANDEM_ASSIGN_OR_RETURN(Turns::Place place,
+                            TakePlace(&transport_->gpu_, "waiting for this GPU's other links"));
+    gpu_.emplace(std::move(place));
+    return absl::OkStatus();
+  }
+  absl::Status TooLong(const char* doing) const {
+    return absl::UnavailableError(absl::StrFormat("NCCL, %s: nothing has moved for %d ms", doing,
+                                                  transport_->options_.stall.count()));
+  }
+  bool closed() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return closed_;
   }
 
   const Holders::Hold hold_;  // Goes last.
   NcclTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
+  std::optional<Turns::Place> gpu_;  // The link's thread's.
   Mutex mu_;
   CondVar changed_;
   bool closed_ GUARDED_BY(mu_) = false;
@@ -150,9 +125,10 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
 
 class NcclTransport::SendLink final : public Link, public SendingLink {
  public:
-  SendLink(NcclTransport* transport, const NcclUniqueId& id,
+  // `holds_first`: this GPU is held before the receiver's.
+  SendLink(NcclTransport* transport, const NcclUniqueId& id, bool holds_first,
            std::shared_ptr<LostCallbackOnce> on_lost)
-      : Link(transport, std::move(on_lost)), id_(id) {
+      : Link(transport, std::move(on_lost)), id_(id), holds_first_(holds_first) {
     waiting_.PushProbes(transport->options_.pool.kv.block_bytes);
   }
 
@@ -190,6 +166,16 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
     writing_ = false;
     changed_.SignalAll();
   }
+  void OnReady() override EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (std::exchange(asked_, false)) {
+        ready_ = true;
+        return changed_.SignalAll();
+      }
+    }
+    Close(absl::InvalidArgumentError("the receiver says that it is ready, and nobody asked"));
+  }
   void OnStreamGone() override EXCLUDES(mu_) {
     Close(absl::UnavailableError("the stream of KV headers ended"));
     MutexLock lock(&mu_);
@@ -199,47 +185,86 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
  private:
   absl::Status Work(NcclPair* pair) override EXCLUDES(mu_) {
     TANDEM_RETURN_IF_ERROR(pair->Open(id_, kSenderRank));
+    // The first block goes alone, which connects the two: those behind it measure the link.
+    size_t most = 1;
     while (true) {
-      TANDEM_ASSIGN_OR_RETURN(const size_t moved, TakeMoved(pair));
-      for (size_t i = 0; i < moved; ++i) Complete(true);
-      std::vector<const std::byte*> blocks;
-      {
-        MutexLock lock(&mu_);
-        if (closed_) return absl::CancelledError("closed");
-        // All that wait, but for whole groups: else those that went one by one while there was room
-        // would do so for ever.
-        const size_t group = std::min(waiting_.size(), NcclPair::kGroup);
-        if (writing_ || group == 0 || group > pair->room()) {
-          WaitForChange(!pair->idle());
-          continue;
-        }
-        blocks = BeginGroup(group);
+      TANDEM_RETURN_IF_ERROR(AwaitFrames());
+      TANDEM_RETURN_IF_ERROR(HoldBoth());
+      TANDEM_ASSIGN_OR_RETURN(const std::vector<const std::byte*> blocks,
+                              BeginGroup(gpu_.has_value() ? most : 0));
+      if (!blocks.empty()) {
+        TANDEM_RETURN_IF_ERROR(pair->Send(blocks, transport_->block_bytes()));
+        most = NcclPair::kGroup;
       }
-      TANDEM_RETURN_IF_ERROR(pair->Send(blocks, transport_->block_bytes()));
+      gpu_.reset();
+      while (!under_way_.empty()) Complete(true);
     }
   }
-  // Puts the next ones that wait under way, and their headers on the stream. Returns where their
-  // blocks lie.
-  std::vector<const std::byte*> BeginGroup(size_t num_blocks) REQUIRES(mu_) {
+  absl::Status AwaitFrames() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (!closed_ && waiting_.empty()) changed_.Wait(&mu_);
+    return closed_ ? absl::CancelledError("closed") : absl::OkStatus();
+  }
+  // Both GPUs are free for one operation; or the receiver's alone is, which is to be told that
+  // nothing comes.
+  absl::Status HoldBoth() EXCLUDES(mu_) {
+    if (holds_first_) TANDEM_RETURN_IF_ERROR(TakeGpu());
+    TANDEM_RETURN_IF_ERROR(Ask());
+    if (holds_first_) {
+      TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Turns::Time::clock::now() + kHoldFor));
+      if (ready) return absl::OkStatus();
+      gpu_.reset();
+    }
+    TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Patience()));
+    if (!ready) return TooLong("waiting for the receiver");
+    return holds_first_ ? absl::OkStatus() : TakeGpu();
+  }
+  absl::Status Ask() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    TANDEM_RETURN_IF_ERROR(AwaitWritten());
+    asked_ = writing_ = true;
+    WriteGroup({}, stream_);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> AwaitReady(Turns::Time until) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (!closed_ && !ready_ && changed_.WaitUntil(&mu_, until)) {
+    }
+    if (closed_) return absl::CancelledError("closed");
+    return std::exchange(ready_, false);
+  }
+  // Puts the next ones that wait under way, `most` of them, and their headers on the stream. Where
+  // their blocks lie.
+  absl::StatusOr<std::vector<const std::byte*>> BeginGroup(size_t most) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    TANDEM_RETURN_IF_ERROR(AwaitWritten());
     std::vector<const std::byte*> blocks;
     std::vector<FrameHeader> headers;
-    for (size_t i = 0; i < num_blocks; ++i) {
+    while (blocks.size() < most && !waiting_.empty()) {
       const FrameQueue::Frame next = waiting_.Pop();
       under_way_.push_back(next);
       headers.push_back(next.header);
-      blocks.push_back(next.probe() ? transport_->probe_
+      blocks.push_back(next.probe() ? transport_->zeros()
                                     : transport_->options_.pool.block(next.block));
     }
     writing_ = true;
-    stream_->Write(headers[0],
-                   std::make_unique<FollowingHeaders>(Pack(std::span(headers).subspan(1))));
+    WriteGroup(headers, stream_);
     return blocks;
+  }
+  // And the stream is there.
+  absl::Status AwaitWritten() REQUIRES(mu_) {
+    const Turns::Time until = Patience();
+    while (writing_ && !closed_) {
+      TANDEM_RETURN_IF_ERROR(AwaitChange("waiting for the stream of headers", until));
+    }
+    return closed_ ? absl::CancelledError("closed") : absl::OkStatus();
   }
   std::vector<uint64_t> OnClosed(const absl::Status& why) override REQUIRES(mu_) {
     if (stream_ != nullptr) stream_->End(why);
     return waiting_.Clear();
   }
   void Release() override {
+    Link::Release();
     while (!under_way_.empty()) Complete(false);
   }
   // The oldest frame's block will not be read any more.
@@ -250,9 +275,13 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
   }
 
   const NcclUniqueId id_;
+  const bool holds_first_;
   FrameQueue waiting_ GUARDED_BY(mu_);
   FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
   bool writing_ GUARDED_BY(mu_) = false;
+  // Whether the receiver is ready.
+  bool asked_ GUARDED_BY(mu_) = false;
+  bool ready_ GUARDED_BY(mu_) = false;
   std::deque<FrameQueue::Frame> under_way_;  // The link's thread's.
 };
 
@@ -266,57 +295,89 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
         id_(id),
         probe_(transport->listener_, peer, std::string(transport->name())) {}
 
+  // Once: where the headers come from.
+  void Join(std::shared_ptr<DialledStream> stream) {
+    stream_ = std::move(stream);
+    transport_->Start(shared_from_this());
+  }
+
   absl::Status OnFrame(const FrameHeader& header,
                        std::span<const std::string_view> payload) override EXCLUDES(mu_) {
-    TANDEM_ASSIGN_OR_RETURN(std::vector<FrameHeader> group, GroupOf(header, payload));
+    TANDEM_ASSIGN_OR_RETURN(std::vector<FrameHeader> group, ReadGroup(header, payload));
+    for (const FrameHeader& each : group) TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(each));
     MutexLock lock(&mu_);
     if (closed_) return absl::CancelledError("closed");
-    for (const FrameHeader& each : group) TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(each));
-    if (announced_.size() >= kMaxAnnounced) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("frame: %d groups of headers wait for their blocks", announced_.size()));
+    if (ready_) {
+      ready_ = false;
+      group_ = std::move(group);
+    } else if (group.empty()) {
+      asked_ = true;
+    } else {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "frame: %d headers, and the receiver has not said that it is ready", group.size()));
     }
-    announced_.push_back(std::move(group));
     changed_.SignalAll();
     return absl::OkStatus();
   }
   void OnEnded(const absl::Status& why) override { Close(why); }
 
- private:
-  absl::Status Work(NcclPair* pair) override EXCLUDES(mu_) {
-    TANDEM_ASSIGN_OR_RETURN(slots_, transport_->TakeSlots());
-    TANDEM_RETURN_IF_ERROR(pair->Open(id_, kReceiverRank));
-    while (true) {
-      TANDEM_ASSIGN_OR_RETURN(const size_t moved, TakeMoved(pair));
-      for (size_t i = 0; i < moved; ++i) TANDEM_RETURN_IF_ERROR(Land());
-      std::vector<std::byte*> slots;
-      {
-        MutexLock lock(&mu_);
-        if (closed_) return absl::CancelledError("closed");
-        if (announced_.empty() || announced_.front().size() > pair->room()) {
-          WaitForChange(!pair->idle());
-          continue;
-        }
-        for (const FrameHeader& header : announced_.front()) {
-          slots.push_back(Slot(oldest_ + under_way_.size()));
-          under_way_.push_back(header);
-        }
-        announced_.pop_front();
-      }
-      TANDEM_RETURN_IF_ERROR(pair->Receive(slots, transport_->block_bytes()));
+  // On the transport's thread for it: a group has arrived in `slots`.
+  void Land(std::span<const FrameHeader> group, const Turns::Place& slots) {
+    for (size_t i = 0; i < group.size(); ++i) {
+      const absl::Status landed = LandBlock(group[i], transport_->Slot(slots, i));
+      if (!landed.ok()) return Close(landed);
     }
   }
 
-  // The block of the oldest header under way has arrived in its slot.
-  absl::Status Land() EXCLUDES(mu_) {
-    const FrameHeader header = under_way_.front();
-    under_way_.pop_front();
-    const std::byte* const slot = Slot(oldest_++);
+ private:
+  absl::Status Work(NcclPair* pair) override EXCLUDES(mu_) {
+    TANDEM_RETURN_IF_ERROR(pair->Open(id_, kReceiverRank));
+    while (true) {
+      TANDEM_RETURN_IF_ERROR(AwaitAsked());
+      TANDEM_ASSIGN_OR_RETURN(Turns::Place place,
+                              TakePlace(&transport_->slots_, "waiting for what has arrived"));
+      slots_.emplace(std::move(place));
+      TANDEM_RETURN_IF_ERROR(TakeGpu());
+      TANDEM_ASSIGN_OR_RETURN(std::vector<FrameHeader> group, TakeGroup());
+      if (!group.empty()) {
+        std::vector<std::byte*> slots;
+        for (size_t i = 0; i < group.size(); ++i) slots.push_back(transport_->Slot(*slots_, i));
+        TANDEM_RETURN_IF_ERROR(pair->Receive(slots, transport_->block_bytes()));
+        transport_->Land({std::static_pointer_cast<ReceiveLink>(shared_from_this()),
+                          std::move(group), *std::move(slots_)});
+      }
+      slots_.reset();
+      gpu_.reset();
+    }
+  }
+  absl::Status AwaitAsked() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (!closed_ && !asked_) changed_.Wait(&mu_);
+    asked_ = false;
+    return closed_ ? absl::CancelledError("closed") : absl::OkStatus();
+  }
+  // Says that this GPU is held, and waits for what comes of it.
+  absl::StatusOr<std::vector<FrameHeader>> TakeGroup() EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      ready_ = true;
+    }
+    stream_->Ready();
+    const Turns::Time until = Patience();
+    MutexLock lock(&mu_);
+    while (!group_.has_value()) {
+      TANDEM_RETURN_IF_ERROR(AwaitChange("waiting for the sender", until));
+    }
+    return *std::exchange(group_, std::nullopt);
+  }
+
+  // The block of `header` has arrived in `slot`.
+  absl::Status LandBlock(const FrameHeader& header, const std::byte* slot) EXCLUDES(mu_) {
     DeviceCopier* const copier = transport_->options_.pool.copier;
+    const size_t size_bytes = transport_->block_bytes();
     if (IsProbe(header)) {
-      // As long as a block takes, into the slot that no operation has.
-      std::byte* const nowhere = slots_ + NcclPair::kWindow * transport_->block_bytes();
-      TANDEM_RETURN_IF_ERROR(copier->CopyWithin(nowhere, slot, transport_->block_bytes()).status());
+      // As long as a block takes.
+      TANDEM_RETURN_IF_ERROR(copier->CopyWithin(transport_->nowhere(), slot, size_bytes).status());
       MutexLock lock(&mu_);
       if (!closed_) probe_.Count(header);
       return absl::OkStatus();
@@ -324,7 +385,7 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
     std::optional<FrameSink::Landing> landing = Begin(header);
     if (!landing.has_value()) return absl::OkStatus();
     TANDEM_ASSIGN_OR_RETURN(const uint32_t crc32c,
-                            copier->CopyWithin(landing->data(), slot, transport_->block_bytes()));
+                            copier->CopyWithin(landing->data(), slot, size_bytes));
     landing->Complete(crc32c);
     return absl::OkStatus();
   }
@@ -333,26 +394,26 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
     if (closed_) return std::nullopt;
     return transport_->sink_.Begin(header);
   }
-  std::byte* Slot(size_t number) const {
-    return slots_ + number % NcclPair::kWindow * transport_->block_bytes();
-  }
 
   std::vector<uint64_t> OnClosed(const absl::Status& why) override REQUIRES(mu_) {
     probe_.Close();
     return {};
   }
   void Release() override {
-    if (slots_ != nullptr) transport_->GiveBackSlots(slots_);
+    slots_.reset();
+    Link::Release();
   }
 
   const NcclUniqueId id_;
-  LinkProbe probe_ GUARDED_BY(mu_);
-  // Groups whose receives are not posted yet.
-  std::deque<std::vector<FrameHeader>> announced_ GUARDED_BY(mu_);
   // The link's thread's.
-  std::byte* slots_ = nullptr;         // [kWindow + 1] blocks of the device.
-  std::deque<FrameHeader> under_way_;  // The first one's block comes to Slot(oldest_).
-  size_t oldest_ = 0;
+  std::shared_ptr<DialledStream> stream_;
+  std::optional<Turns::Place> slots_;
+
+  LinkProbe probe_ GUARDED_BY(mu_);
+  // What the sender has said, and whether it was told that it may.
+  bool asked_ GUARDED_BY(mu_) = false;
+  bool ready_ GUARDED_BY(mu_) = false;
+  std::optional<std::vector<FrameHeader>> group_ GUARDED_BY(mu_);
 };
 
 class NcclTransport::Inbound final : public KvInbound {
@@ -363,7 +424,8 @@ class NcclTransport::Inbound final : public KvInbound {
         peer_(std::move(peer)),
         target_(std::move(target)),
         local_({.token = RandomBytes(NcclAddress::kTokenBytes),
-                .block_bytes = transport->options_.pool.kv.block_bytes}),
+                .block_bytes = transport->options_.pool.kv.block_bytes,
+                .precedence = transport->precedence_}),
         address_(EncodeNcclAddress(local_)),
         on_lost_(std::move(on_lost)) {}
   ~Inbound() override {
@@ -381,8 +443,8 @@ class NcclTransport::Inbound final : public KvInbound {
           absl::InvalidArgumentError("the peer answered for another KV link, or other blocks"));
     }
     link_ = std::make_shared<ReceiveLink>(transport_, peer_, *remote->id, on_lost_);
-    transport_->Start(link_);
     stream_ = transport_->carrier_->Dial(target_, local_.token, link_);
+    link_->Join(stream_);
   }
 
  private:
@@ -411,10 +473,13 @@ absl::StatusOr<std::unique_ptr<NcclTransport>> NcclTransport::Create(
   std::unique_ptr<NcclTransport> transport(
       new NcclTransport(options, std::move(carrier), receiver, listener));
   for (size_t i = 0; i < kSpareIds; ++i) TANDEM_RETURN_IF_ERROR(transport->MakeId());
-  TANDEM_ASSIGN_OR_RETURN(transport->probe_, options.api->Malloc(transport->block_bytes()));
+  TANDEM_ASSIGN_OR_RETURN(
+      transport->memory_,
+      options.api->Malloc(static_cast<size_t>(DeviceBytes(options.pool.kv.block_bytes))));
   const std::vector<std::byte> zeros(transport->block_bytes());
   TANDEM_RETURN_IF_ERROR(
-      options.pool.copier->Upload(transport->probe_, zeros.data(), zeros.size()).status());
+      options.pool.copier->Upload(transport->zeros(), zeros.data(), zeros.size()).status());
+  transport->lander_ = std::thread([self = transport.get()] { self->LandAll(); });
   transport->keeper_ = std::thread([self = transport.get()] { self->Keep(); });
   return transport;
 }
@@ -426,6 +491,8 @@ NcclTransport::NcclTransport(const NcclOptions& options, std::unique_ptr<FrameCa
       listener_(listener),
       sink_(options.pool, receiver, listener),
       carrier_(std::move(carrier)) {
+  const std::string drawn = RandomBytes(sizeof(precedence_));
+  std::memcpy(&precedence_, drawn.data(), sizeof(precedence_));
   carrier_->Serve(&links_);
 }
 
@@ -441,13 +508,17 @@ NcclTransport::~NcclTransport() {
     }
     stopping_ = true;
     changed_.SignalAll();
+    landing_.SignalAll();
   }
   if (keeper_.joinable()) keeper_.join();
-  if (held > 0) return;
+  if (held > 0) {
+    lander_.detach();
+    return;
+  }
+  if (lander_.joinable()) lander_.join();
   MutexLock lock(&mu_);
   for (std::thread& thread : threads_) thread.join();
-  for (std::byte* const slots : free_slots_) api_->Free(slots);
-  if (probe_ != nullptr) api_->Free(probe_);
+  if (memory_ != nullptr) api_->Free(memory_);
 }
 
 void NcclTransport::Start(const std::shared_ptr<Link>& link) {
@@ -527,21 +598,24 @@ absl::Status NcclTransport::MakeId() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::byte*> NcclTransport::TakeSlots() {
-  {
-    MutexLock lock(&mu_);
-    if (!free_slots_.empty()) {
-      std::byte* const slots = free_slots_.back();
-      free_slots_.pop_back();
-      return slots;
-    }
-  }
-  return api_->Malloc(static_cast<size_t>(kSlots) * block_bytes());
+void NcclTransport::Land(Arrived arrived) {
+  MutexLock lock(&mu_);
+  arrived_.push_back(std::move(arrived));
+  landing_.SignalAll();
 }
 
-void NcclTransport::GiveBackSlots(std::byte* slots) {
-  MutexLock lock(&mu_);
-  free_slots_.push_back(slots);
+void NcclTransport::LandAll() {
+  pthread_setname_np(pthread_self(), "kv-nccl-land");
+  while (true) {
+    std::list<Arrived> next;
+    {
+      MutexLock lock(&mu_);
+      while (arrived_.empty() && !stopping_) landing_.Wait(&mu_);
+      if (arrived_.empty()) return;
+      next.splice(next.begin(), arrived_, arrived_.begin());
+    }
+    next.front().link->Land(next.front().group, next.front().slots);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<KvInbound>> NcclTransport::OpenInbound(
@@ -559,6 +633,9 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> NcclTransport::OpenOutbound(
                                                          address.block_bytes,
                                                          options_.pool.kv.block_bytes));
   }
+  if (address.precedence == precedence_) {
+    return absl::FailedPreconditionError("the peer says that it is this transport");
+  }
   {
     MutexLock lock(&mu_);
     if (ids_.empty()) return absl::UnavailableError("NCCL is behind in making unique ids");
@@ -566,8 +643,9 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> NcclTransport::OpenOutbound(
     ids_.pop_back();
     changed_.SignalAll();
   }
+  const bool holds_first = precedence_ < std::exchange(address.precedence, precedence_);
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
-  auto link = std::make_shared<SendLink>(this, *address.id, once);
+  auto link = std::make_shared<SendLink>(this, *address.id, holds_first, once);
   return links_.Open(address.token, EncodeNcclAddress(address), std::move(link), std::move(once));
 }
 

@@ -4,14 +4,32 @@
 // receiver dials (stream/frame_stream.h), which proves both ends, ends with either, and has no
 // blocks here; a message of it has the headers of a group. Their blocks follow over NCCL, in the
 // same order, and every block is as long as every other. So the receiver takes one block for each
-// header, and cannot take another's:
+// header, and cannot take another's.
 //
-//   sender:    headers down the stream, Sends out of the pool   a group is one operation; at most
-//   receiver:  for each header: Recv into a slot of its own     NcclPair::kWindow blocks a link
-//              arrived: FrameSink::Begin, copied into its place, checksummed there; or dropped
+// NCCL's operations are kernels that wait for their peer, and a GPU may run them one after another:
+// with more than one at a time two GPUs could wait for each other. So an operation begins once both
+// GPUs are free for it and nothing else. GPUs are held in the order of their precedence, which is
+// drawn, as locks are taken in one order:
+//
+//   sender                                        receiver
+//   holds its GPU, if it has precedence
+//                     a header of no block  ──▶
+//                                                 has slots, holds its GPU
+//                                           ◀──   Ready
+//   holds its GPU, if it has not yet
+//                        headers of a group ──▶
+//   Send out of the pool                          Recv into the slots
+//   its GPU is free                               its GPU is free
+//                                                 for each block: FrameSink::Begin, copied into its
+//                                                 place, checksummed there; or dropped
+//
+// A sender that has precedence does not keep its GPU for a receiver that is long in answering
+// (kHoldFor): where it has given it up, or nothing waits any more, it answers Ready with a header
+// of no block.
 //
 // NCCL writes to slots alone, never to a block of the pool. Each link that has a peer has a thread,
-// which makes all calls of NCCL for it; one more makes unique ids ahead of time.
+// which makes all calls of NCCL for it; one more brings blocks to their places, and one makes
+// unique ids ahead of time.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
 #define TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
@@ -32,6 +50,7 @@
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/nccl/nccl_api.h"
 #include "runtime/transport/nccl/nccl_pair.h"
+#include "runtime/transport/nccl/turns.h"
 #include "runtime/transport/stream/frame_stream.h"
 #include "runtime/transport/stream/named_links.h"
 
@@ -45,11 +64,9 @@ struct NcclOptions {
 
 class NcclTransport final : public KvTransport {
  public:
-  // What workers leave of the device's memory for it, beside what NCCL itself takes: what a link's
-  // probe sends, and slots for so many receiving links. More links take theirs when they come.
-  static constexpr int kPlannedLinks = 8;
+  // What it takes of the device's memory, beside what NCCL itself takes.
   static constexpr int64_t DeviceBytes(int64_t block_bytes) {
-    return (1 + kPlannedLinks * kSlots) * block_bytes;
+    return static_cast<int64_t>(kNumSlots + 2) * block_bytes;
   }
 
   // The most that a frame carries behind its header: those of the rest of a group.
@@ -88,34 +105,52 @@ class NcclTransport final : public KvTransport {
   std::list<std::thread> TakeEnded() REQUIRES(mu_);
   absl::Status MakeId() EXCLUDES(mu_);
 
-  // Blocks of the device that a receiving link has: those that are under way, and one for what has
-  // no place.
-  static constexpr int64_t kSlots = NcclPair::kWindow + 1;
+  // What a receiving link has of the slots: those of one operation. While one arrives, another is
+  // brought to its place.
+  static constexpr int kNumGroups = 2;
+  static constexpr size_t kNumSlots = kNumGroups * NcclPair::kGroup;
+
+  struct Arrived {
+    std::shared_ptr<ReceiveLink> link;
+    std::vector<FrameHeader> group;
+    Turns::Place slots;
+  };
+  // Its blocks come to their places.
+  void Land(Arrived arrived) EXCLUDES(mu_);
+  void LandAll() EXCLUDES(mu_);
 
   size_t block_bytes() const { return static_cast<size_t>(options_.pool.kv.block_bytes); }
-  // Slots of a receiving link. What has been given back is given out again: to free memory waits
-  // for all that the device does.
-  absl::StatusOr<std::byte*> TakeSlots() EXCLUDES(mu_);
-  void GiveBackSlots(std::byte* slots) EXCLUDES(mu_);
+  std::byte* Slot(const Turns::Place& slots, size_t index) const {
+    return memory_ +
+           (static_cast<size_t>(slots.number()) * NcclPair::kGroup + index) * block_bytes();
+  }
+  // A block of zeros, which probes send, and one that may hold anything, where they end.
+  std::byte* zeros() const { return memory_ + kNumSlots * block_bytes(); }
+  std::byte* nowhere() const { return memory_ + (kNumSlots + 1) * block_bytes(); }
 
   const NcclOptions options_;
   NcclApi* const api_;
   Listener* const listener_;
   const FrameSink sink_;
-  std::byte* probe_ = nullptr;  // The device's: a block of zeros.
+  uint64_t precedence_ = 0;
+  std::byte* memory_ = nullptr;  // The device's: slots, zeros, nowhere.
 
   Holders holders_;  // What threads and the carrier hold of ours.
   NamedLinks links_{&holders_};
+  Turns gpu_{1};
+  Turns slots_{kNumGroups};
 
   Mutex mu_;
   CondVar changed_;
   bool stopping_ GUARDED_BY(mu_) = false;
   std::vector<NcclUniqueId> ids_ GUARDED_BY(mu_);                  // Told to nobody yet.
   std::chrono::steady_clock::time_point next_id_ GUARDED_BY(mu_);  // Not before: the last failed.
-  std::vector<std::byte*> free_slots_ GUARDED_BY(mu_);
+  CondVar landing_;
+  std::list<Arrived> arrived_ GUARDED_BY(mu_);
   std::list<std::thread> threads_ GUARDED_BY(mu_);  // One a link.
   std::vector<std::thread::id> ended_ GUARDED_BY(mu_);
   std::thread keeper_;
+  std::thread lander_;
   const std::unique_ptr<FrameCarrier> carrier_;
 };
 

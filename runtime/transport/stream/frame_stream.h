@@ -5,6 +5,7 @@
 //   receiver's process                                     sender's process
 //   FrameCarrier::Dial(target, token, to)      ────▶       FrameServer::Accept(stream)
 //   to->OnFrame(header, payload) …             ◀ frames ─  stream->Write(header, payload) …
+//   dialled->Ready()                           ─ ready ▶   source->OnReady()
 //   to->OnEnded(why)                                       ~FrameSource
 //
 // A carrier proves both ends to each other before anything else is said, and bounds what is on its
@@ -59,6 +60,8 @@ class FrameSource {
   virtual absl::Status Begin(const std::string& token) = 0;
   // Not `ok`: the stream is broken.
   virtual void OnWritten(bool ok) = 0;
+  // After Begin: the receiver says so, whatever it may mean here.
+  virtual void OnReady() = 0;
   // The receiver has left. Perhaps during Begin, or before it.
   virtual void OnPeerGone() = 0;
 };
@@ -88,6 +91,9 @@ class FrameTarget {
 class DialledStream {
  public:
   virtual ~DialledStream() = default;
+  // Says so to the sender, if the stream has not ended. Not again before it has answered with a
+  // frame. Any thread.
+  virtual void Ready() = 0;
   // Ends it, soon: OnEnded follows still. Any thread.
   virtual void Cancel() = 0;
 };

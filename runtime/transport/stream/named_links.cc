@@ -25,6 +25,7 @@ class NamedLinks::Source final : public FrameSource {
     return link->Join(stream_) ? absl::OkStatus() : absl::UnavailableError("closed");
   }
   void OnWritten(bool ok) override { Link()->OnWritten(ok); }
+  void OnReady() override { Link()->OnReady(); }
   void OnPeerGone() override EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);

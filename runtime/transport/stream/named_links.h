@@ -29,6 +29,7 @@ class SendingLink {
   // Its stream, until OnStreamGone. False if the link is closed.
   virtual bool Join(FrameStream* stream) = 0;
   virtual void OnWritten(bool ok) = 0;
+  virtual void OnReady() = 0;
   virtual void OnStreamGone() = 0;
   // Any number of times; the first one says why.
   virtual void Close(const absl::Status& why) = 0;

@@ -6,7 +6,7 @@ namespace tandem {
 namespace {
 
 NcclAddress Sample(bool senders) {
-  NcclAddress address{.token = "0123456789abcdef", .block_bytes = 4096};
+  NcclAddress address{.token = "0123456789abcdef", .block_bytes = 4096, .precedence = 77};
   if (senders) std::memset(address.id.emplace().internal, 'i', sizeof(NcclUniqueId));
   return address;
 }
@@ -17,6 +17,7 @@ TEST(NcclAddressTest, BothEndsComeBackAsTheyWere) {
     ASSERT_TRUE(back.ok()) << back.status();
     EXPECT_EQ(back->token, Sample(senders).token);
     EXPECT_EQ(back->block_bytes, 4096);
+    EXPECT_EQ(back->precedence, 77u);
     ASSERT_EQ(back->id.has_value(), senders);
     if (senders) {
       EXPECT_EQ(std::string(back->id->internal, sizeof(NcclUniqueId)),

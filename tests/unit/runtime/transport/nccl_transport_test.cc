@@ -7,8 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/nccl/nccl_address.h"
+#include "runtime/transport/nccl/nccl_group.h"
 #include "runtime/transport/nccl/nccl_pair.h"
 #include "tests/support/kv_conformance.h"
 #include "tests/unit/runtime/transport/nccl_side.h"
@@ -37,17 +40,14 @@ void Send(NcclSide* from, KvOutbound* outbound, Reservation reservation, int32_t
                  static_cast<uint64_t>(block));
 }
 
-// A link's window is full with the first of `count` sends, ordinals and blocks from 0 on, of which
-// the very first is a group alone, and the others wait.
-void SendMoreThanAWindow(NcclSide* from, KvOutbound* outbound, Reservation reservation,
-                         int32_t count) {
-  constexpr int32_t kFirst = NcclPair::kWindow;
+// Of `count` sends, ordinals and blocks from 0 on, the very first is under way alone and stays so,
+// as NCCL is held or hangs; all others wait.
+void SendWhileOneIsUnderWay(NcclSide* from, KvOutbound* outbound, Reservation reservation,
+                            int32_t count) {
   const int64_t before = from->nccl.calls(Call::kSend);
   Send(from, outbound, reservation, 0);
   ASSERT_TRUE(from->nccl.WaitForCalls(Call::kSend, before + 1));
-  for (int32_t i = 1; i < kFirst; ++i) Send(from, outbound, reservation, i);
-  ASSERT_TRUE(from->nccl.WaitForCalls(Call::kSend, before + kFirst));
-  for (int32_t i = kFirst; i < count; ++i) Send(from, outbound, reservation, i);
+  for (int32_t i = 1; i < count; ++i) Send(from, outbound, reservation, i);
 }
 
 // A fresh link between them moves a block, with the number `send_id`.
@@ -124,15 +124,11 @@ TEST(NcclTransportTest, NothingIsReceivedBeforeItsHeader) {
   EXPECT_EQ(from.nccl.calls(Call::kSend), kProbes);
 }
 
-TEST(NcclTransportTest, SlotsOfALinkAreTheNextOnes) {
+TEST(NcclTransportTest, MemoryIsTakenOnce) {
   NcclSide from(4), to(4);
-  for (uint64_t i = 0; i < 5; ++i) {
-    ExpectAnotherLinkWorks(&from, &to, i);
-    // The link's end is its thread's.
-    ASSERT_TRUE(to.nccl.WaitForComms(0));
-    ASSERT_TRUE(to.nccl.WaitForCalls(Call::kStreamSynchronize, static_cast<int64_t>(i) + 1));
-  }
-  EXPECT_LE(to.nccl.calls(Call::kMalloc), 3) << "a block of zeros, and one or two links' slots";
+  for (uint64_t i = 0; i < 5; ++i) ExpectAnotherLinkWorks(&from, &to, i);
+  EXPECT_EQ(to.nccl.calls(Call::kMalloc), 1);
+  EXPECT_EQ(from.nccl.calls(Call::kMalloc), 1);
 }
 
 TEST(NcclTransportTest, WhatCannotBeIsRefusedWhenItIsMade) {
@@ -176,6 +172,10 @@ TEST(NcclTransportTest, AnAnswerForAnotherLinkIsRefused) {
   answer.block_bytes = kBlockBytes / 2;
   EXPECT_TRUE(absl::IsFailedPrecondition(
       from.transport->OpenOutbound(EncodeNcclAddress(answer), nullptr).status()));
+  // Neither of two with one precedence could go first.
+  const auto own = from.transport->OpenInbound("sender", to.target, nullptr);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      from.transport->OpenOutbound((*own)->address(), nullptr).status()));
 }
 
 TEST(NcclTransportTest, ALinkIsRefusedAtOnceWhileThereIsNoUniqueId) {
@@ -199,15 +199,15 @@ TEST(NcclTransportTest, ALinkIsRefusedAtOnceWhileThereIsNoUniqueId) {
 }
 
 TEST(NcclTransportTest, BlocksThatWaitGoInGroups) {
-  constexpr int32_t kSends = 20;
-  constexpr int64_t kGroups = (kSends - NcclPair::kWindow) / NcclPair::kGroup;
+  constexpr int64_t kGroups = 2;
+  constexpr int32_t kSends = 1 + kGroups * int32_t{NcclPair::kGroup};
   NcclSide from(kSends), to(kSends);
   FillPool(from.transport->pool(), 3);
   const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, kSends));
   Link link = Connect(&from, &to);
   ASSERT_TRUE(to.recorder.WaitForProbe());
   from.nccl.Hold(true);
-  SendMoreThanAWindow(&from, link.outbound.get(), reservation, kSends);
+  SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, kSends);
   const int64_t before = from.nccl.calls(Call::kGroupStart);
   from.nccl.Hold(false);
   ASSERT_TRUE(from.recorder.WaitForSent(kSends));
@@ -267,19 +267,18 @@ TEST_P(NcclFailureTest, EverySendCompletesAndTheNextLinkWorks) {
 std::vector<Failure> Failures() {
   std::vector<Failure> failures;
   for (const bool senders : {true, false}) {
-    for (const Call call :
-         {Call::kCommInitRank, Call::kCommAbort, Call::kStreamCreate, Call::kStreamSynchronize}) {
+    for (const Call call : {Call::kCommInitRank, Call::kCommAbort, Call::kStreamCreate,
+                            Call::kStreamSynchronize, Call::kEventCreate}) {
       failures.push_back({call, 1, senders});
     }
-    for (const Call call : {Call::kCommGetAsyncError, Call::kEventCreate, Call::kEventRecord,
-                            Call::kEventPassed, Call::kGroupStart, Call::kGroupEnd}) {
-      for (const int number : {1, 2, 8}) failures.push_back({call, number, senders});
+    for (const Call call : {Call::kCommGetAsyncError, Call::kEventRecord, Call::kEventPassed,
+                            Call::kGroupStart, Call::kGroupEnd}) {
+      for (const int number : {1, 2, 5}) failures.push_back({call, number, senders});
     }
     for (const int number : {1, 2, 3, 20, 40}) {
       failures.push_back({senders ? Call::kSend : Call::kRecv, number, senders});
     }
   }
-  failures.push_back({Call::kMalloc, 1, false});
   return failures;
 }
 
@@ -348,31 +347,54 @@ TEST(NcclTransportTest, ABlockThatStandsStillIsGivenUp) {
   }
 }
 
-// Until NCCL has let go of them; and others go on meanwhile.
+// Until NCCL has let go of them. Meanwhile the GPU may still run what waits for a peer, and nobody
+// else begins anything there.
 TEST(NcclTransportTest, BlocksUnderWayDoNotCompleteBeforeTheirCommunicatorIsAborted) {
   constexpr int32_t kSends = 20;
   NcclSide from(kSends), to(kSends), other(kSends);
   const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, kSends));
+  const Reservation others = other.receiver.Open(kJob, 0, Range(0, kSends));
   Link link = Connect(&from, &to);
+  Link second = Connect(&from, &other);
   ASSERT_TRUE(to.recorder.WaitForProbe());
+  ASSERT_TRUE(other.recorder.WaitForProbe());
   from.nccl.Hang(Call::kCommAbort);
   to.nccl.Hang(Call::kRecv);
-  SendMoreThanAWindow(&from, link.outbound.get(), reservation, kSends);
+  SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, kSends);
+  const int64_t begun = from.nccl.calls(Call::kSend);
   link.outbound.reset();
-  const size_t waited = kSends - NcclPair::kWindow;
+  const size_t waited = kSends - 1;
   ASSERT_TRUE(from.recorder.WaitForSent(waited));
   ASSERT_TRUE(from.nccl.WaitForCalls(Call::kCommAbort, 1));
-  {
-    const Reservation others = other.receiver.Open(kJob, 0, Range(0, kSends));
-    Link second = Connect(&from, &other);
-    second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
-    ASSERT_TRUE(other.recorder.WaitForReceived(1));
-    ASSERT_TRUE(from.recorder.WaitForSent(waited + 1));
-  }
-  EXPECT_EQ(from.recorder.sent().size(), waited + 1);
+  second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
+  // A third link joins, which needs no GPU.
+  Link third = Connect(&from, &other);
+  ASSERT_TRUE(other.nccl.WaitForComms(2));
+  EXPECT_EQ(from.recorder.sent().size(), waited);
+  EXPECT_EQ(from.nccl.calls(Call::kSend), begun);
   from.nccl.Release();
+  ASSERT_TRUE(other.recorder.WaitForReceived(1));
   ASSERT_TRUE(from.recorder.WaitForSent(kSends + 1));
   for (const auto& [id, ok] : from.recorder.sent()) EXPECT_EQ(ok, id == 103) << id;
+}
+
+TEST(NcclTransportTest, AGpuThatNcclDoesNotLetGoOfIsNotWaitedForWithoutEnd) {
+  NcclSide from(4, kShort), to(4), other(4);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 4));
+  const Reservation others = other.receiver.Open(kJob, 0, Range(0, 4));
+  Link link = Connect(&from, &to);
+  Link second = Connect(&from, &other);
+  ASSERT_TRUE(to.recorder.WaitForProbe());
+  ASSERT_TRUE(other.recorder.WaitForProbe());
+  from.nccl.Hang(Call::kCommAbort);
+  to.nccl.Hang(Call::kRecv);
+  SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, 1);
+  link.outbound.reset();
+  ASSERT_TRUE(from.nccl.WaitForCalls(Call::kCommAbort, 1));
+  second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
+  ASSERT_TRUE(from.recorder.WaitForLoss());
+  EXPECT_TRUE(absl::IsUnavailable(from.recorder.lost()[0])) << from.recorder.lost()[0];
+  from.nccl.Release();
 }
 
 // Copies to a block wait while it is shut.
@@ -413,28 +435,58 @@ class GatedCopier final : public DeviceCopier {
 };
 
 TEST(NcclTransportTest, WhatHasArrivedGetsNoPlaceOnceTheReceiverIsClosed) {
+  constexpr int32_t kSends = 8;
   GatedCopier copier;
-  NcclSide from(NcclPair::kWindow), to(NcclPair::kWindow, kPatience, &copier);
+  NcclSide from(kSends), to(kSends, kPatience, &copier);
   FillPool(from.transport->pool(), 8);
-  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, NcclPair::kWindow));
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, kSends));
   Link link = Connect(&from, &to);
   ASSERT_TRUE(to.recorder.WaitForProbe());
   copier.SetShut(true);
-  to.nccl.Hold(true);
-  for (int32_t i = 0; i < int32_t{NcclPair::kWindow}; ++i) {
-    Send(&from, link.outbound.get(), reservation, i);
-  }
-  ASSERT_TRUE(to.nccl.WaitForCalls(Call::kRecv, kProbes + NcclPair::kWindow));
-  to.nccl.Hold(false);
+  from.nccl.Hold(true);
+  SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, kSends);
+  from.nccl.Hold(false);
   copier.WaitForCopy();  // The first one's, and all others arrive meanwhile.
-  ASSERT_TRUE(from.recorder.WaitForSent(NcclPair::kWindow));
+  ASSERT_TRUE(from.recorder.WaitForSent(kSends));
   link.inbound.reset();  // At once, though it copies.
   EXPECT_EQ(to.receiver.num_in_flight(), 1);
   copier.SetShut(false);
   ASSERT_TRUE(to.nccl.WaitForComms(0));
-  ASSERT_EQ(to.recorder.received().size(), 1u);
+  ASSERT_TRUE(to.recorder.WaitForReceived(1));
   EXPECT_EQ(to.recorder.received()[0].outcome, FrameOutcome::kVerified);
+  ExpectAnotherLinkWorks(&from, &to, 100);  // After what was left of the other's.
+  EXPECT_EQ(to.recorder.received().size(), 2u);
   EXPECT_EQ(to.receiver.num_in_flight(), 0);
+}
+
+uint64_t PrecedenceOf(const NcclSide& side) {
+  const auto inbound = side.transport->OpenInbound("sender", "", nullptr);
+  return DecodeNcclAddress((*inbound)->address(), /*senders=*/false)->precedence;
+}
+
+// Whichever of the two has precedence.
+TEST(NcclTransportTest, AReceiverWithoutRoomHoldsUpNobodyElse) {
+  constexpr int32_t kSends = 8;
+  bool seen[2] = {};
+  while (!seen[0] || !seen[1]) {
+    GatedCopier copier;
+    NcclSide from(kSends), full(kSends, kPatience, &copier), other(kSends);
+    seen[PrecedenceOf(from) < PrecedenceOf(full)] = true;
+    const Reservation reservation = full.receiver.Open(kJob, 0, Range(0, kSends));
+    Link link = Connect(&from, &full);
+    ASSERT_TRUE(full.recorder.WaitForProbe());
+    copier.SetShut(true);
+    // Groups of one block: two have the slots, and the third waits for them.
+    for (int32_t i = 0; i < 2; ++i) {
+      Send(&from, link.outbound.get(), reservation, i);
+      ASSERT_TRUE(from.recorder.WaitForSent(static_cast<size_t>(i) + 1));
+    }
+    Send(&from, link.outbound.get(), reservation, 2);
+    ExpectAnotherLinkWorks(&from, &other, 100);
+    copier.SetShut(false);
+    EXPECT_TRUE(full.recorder.WaitForReceived(3));
+    EXPECT_TRUE(from.recorder.WaitForSent(4));
+  }
 }
 
 // ---- A peer that does not keep to it ----
@@ -442,54 +494,87 @@ TEST(NcclTransportTest, WhatHasArrivedGetsNoPlaceOnceTheReceiverIsClosed) {
 // Streams that a test feeds by hand.
 class HandCarrier final : public FrameCarrier {
  public:
-  struct Dialled final : DialledStream {
-    void Cancel() override {}
-  };
   explicit HandCarrier(std::shared_ptr<FrameTarget>* to) : to_(to) {}
   std::string_view name() const override { return "hand"; }
   void Serve(FrameServer* server) override {}
   std::shared_ptr<DialledStream> Dial(const std::string& target, const std::string& token,
                                       std::shared_ptr<FrameTarget> to) override {
     *to_ = std::move(to);
-    return std::make_shared<Dialled>();
+    return dialled_;
+  }
+  // Until the receiver has said so.
+  bool WaitForReady() {
+    return dialled_->ready.WaitForNotificationWithTimeout(absl::FromChrono(kPatience));
   }
 
  private:
+  struct Dialled final : DialledStream {
+    void Ready() override { ready.Notify(); }
+    void Cancel() override {}
+    absl::Notification ready;
+  };
+  const std::shared_ptr<Dialled> dialled_ = std::make_shared<Dialled>();
   std::shared_ptr<FrameTarget>* const to_;
 };
 
-// A receiver whose peer the test is, and never joins.
+struct Nowhere final : FrameTarget {
+  absl::Status OnFrame(const FrameHeader&, std::span<const std::string_view>) override {
+    return absl::OkStatus();
+  }
+  void OnEnded(const absl::Status&) override {}
+};
+
+// A receiver whose peer the test is.
 struct HandFed {
   HandFed() {
+    auto made = std::make_unique<HandCarrier>(&stream);
+    carrier = made.get();
     side.transport = *NcclTransport::Create({.pool = FarPool(&side, 4), .api = &nccl},
-                                            std::make_unique<HandCarrier>(&stream), &side.receiver,
-                                            &side.recorder);
+                                            std::move(made), &side.receiver, &side.recorder);
     inbound = *side.transport->OpenInbound("sender", "", side.OnLost());
     auto answer = *DecodeNcclAddress(inbound->address(), /*senders=*/false);
-    answer.id.emplace();
+    EXPECT_EQ(nccl.GetUniqueId(&answer.id.emplace()), NcclResult::kSuccess);
     inbound->Attach(EncodeNcclAddress(answer));
+    EXPECT_EQ(nccl.CommInitRank(&comm, 2, *answer.id, 0), NcclResult::kInProgress);
     header = HeaderFor(side.transport->pool(), 1, {.index = 1, .generation = 1}, 1);
   }
   ~HandFed() {
     inbound.reset();
     stream.reset();
     side.transport.reset();
+    nccl.CommAbort(comm);
   }
 
   struct Bare : Side {
   } side;
   FakeNccl nccl;
+  NcclComm comm = nullptr;
+  HandCarrier* carrier = nullptr;  // The transport's.
   std::shared_ptr<FrameTarget> stream;
   std::unique_ptr<KvInbound> inbound;
   FrameHeader header;
 };
 
-TEST(NcclTransportTest, HeadersWithoutBlocksAreBounded) {
+TEST(NcclTransportTest, ASenderSaysNothingUnasked) {
   HandFed fed;
-  absl::Status status;
-  int taken = 0;
-  for (; status.ok() && taken < 5000; ++taken) status = fed.stream->OnFrame(fed.header, {});
-  EXPECT_LT(taken, 5000);
+  EXPECT_TRUE(absl::IsInvalidArgument(fed.stream->OnFrame(fed.header, {})));
+  EXPECT_TRUE(fed.stream->OnFrame(kNoHeader, {}).ok());
+  ASSERT_TRUE(fed.carrier->WaitForReady());
+  EXPECT_TRUE(fed.stream->OnFrame(kNoHeader, {}).ok());  // Nothing comes of it,
+  EXPECT_TRUE(absl::IsInvalidArgument(fed.stream->OnFrame(fed.header, {})));
+  EXPECT_TRUE(fed.stream->OnFrame(kNoHeader, {}).ok());  // and it may ask again.
+}
+
+TEST(NcclTransportTest, AReceiverIsReadyWhenItIsAsked) {
+  NcclSide from(4), to(4);
+  auto inbound = *to.transport->OpenInbound("sender", from.target, to.OnLost());
+  auto outbound = *from.transport->OpenOutbound(inbound->address(), from.OnLost());
+  const auto dialled = LocalCarrier("hand").Dial(
+      from.target, DecodeNcclAddress(inbound->address(), /*senders=*/false)->token,
+      std::make_shared<Nowhere>());
+  dialled->Ready();
+  ASSERT_TRUE(from.recorder.WaitForLoss());
+  EXPECT_TRUE(absl::IsInvalidArgument(from.recorder.lost()[0])) << from.recorder.lost()[0];
 }
 
 TEST(NcclTransportTest, AGroupIsWholeHeadersOfOurBlocksAndNoMoreThanThereIsRoomFor) {
@@ -506,13 +591,14 @@ TEST(NcclTransportTest, AGroupIsWholeHeadersOfOurBlocksAndNoMoreThanThereIsRoomF
     const std::string_view pieces[] = {all.substr(0, all.size() / 3), all.substr(all.size() / 3)};
     return fed.stream->OnFrame(fed.header, pieces);
   };
-  EXPECT_TRUE(feed(fed.header, 0, 0).ok());
-  EXPECT_TRUE(feed(fed.header, NcclPair::kGroup - 1, 0).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(feed(fed.header, NcclPair::kGroup, 0)));
-  EXPECT_TRUE(absl::IsInvalidArgument(feed(fed.header, 1, 1)));
   FrameHeader longer = fed.header;
   ++longer.length_bytes;
+  EXPECT_TRUE(fed.stream->OnFrame(kNoHeader, {}).ok());
+  ASSERT_TRUE(fed.carrier->WaitForReady());
+  EXPECT_TRUE(absl::IsInvalidArgument(feed(fed.header, NcclPair::kGroup, 0)));
+  EXPECT_TRUE(absl::IsInvalidArgument(feed(fed.header, 1, 1)));
   EXPECT_TRUE(absl::IsInvalidArgument(feed(longer, NcclPair::kGroup - 1, 0)));
+  EXPECT_TRUE(feed(fed.header, NcclPair::kGroup - 1, 0).ok());
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ class HandCarrier final : public FrameCarrier {
   std::shared_ptr<DialledStream> Dial(const std::string& target, const std::string& token,
                                       std::shared_ptr<FrameTarget> to) override {
     struct Dialled final : DialledStream {
+      void Ready() override {}
       void Cancel() override {}  // What is on its way still comes.
     };
     dialled = std::move(to);

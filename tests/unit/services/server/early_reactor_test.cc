@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr char kMethod[] = "/test.Early/Say";
 constexpr char kStreamMethod[] = "/test.Stream/SayTwice";
+constexpr char kHearingMethod[] = "/test.Stream/Hear";
 
 class Service final : public EarlyService {
  public:
@@ -55,15 +56,37 @@ class TwoAnswers final : public EarlyReactor<v1::FramesRequest, v1::FramesReques
   v1::FramesRequest response_;
 };
 
+// Hears what its client says after the request.
+class Hearing final : public EarlyReactor<v1::FramesRequest, v1::FramesRequest> {
+ public:
+  Hearing(OpenCalls* calls, grpc::CallbackServerContext* context, std::atomic<int>* num_words)
+      : EarlyReactor(calls, context), num_words_(num_words) {
+    AwaitRequest();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void OnRequest(std::shared_ptr<const v1::FramesRequest>) override { HearWords(); }
+  void OnWord() override {
+    if (++*num_words_ == 3) Finish(grpc::Status::OK);
+  }
+
+  std::atomic<int>* const num_words_;
+};
+
 class StreamService final : public EarlyService {
  public:
   explicit StreamService(OpenCalls* calls) : EarlyService(calls) {
     AddMethod<v1::FramesRequest>(kStreamMethod, [this, calls](auto* context) {
       return new TwoAnswers(calls, context, &call, &num_written);
     });
+    AddMethod<v1::FramesRequest>(kHearingMethod, [this, calls](auto* context) {
+      return new Hearing(calls, context, &num_words);
+    });
   }
   TwoAnswers* call = nullptr;  // The last one.
   std::atomic<int> num_written{0};
+  std::atomic<int> num_words{0};
 };
 
 // A call whose operations its client begins and waits for one by one.
@@ -195,6 +218,21 @@ TEST_F(EarlyReactorTest, BetweenItsAnswersACallGivesWayToNobody) {
   const grpc::Status status = call.Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(budget_.num_cut(), 0);
+}
+
+TEST_F(EarlyReactorTest, WordsAreHeardAsLongAsTheyAreEmpty) {
+  {
+    StepwiseCall call(target(), kHearingMethod);
+    ASSERT_TRUE(call.Write(MessageOf(1)));
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(call.Write(""));
+    EXPECT_TRUE(call.Finish().ok());
+    EXPECT_EQ(streams_.num_words, 3);
+  }
+  StepwiseCall call(target(), kHearingMethod);
+  ASSERT_TRUE(call.Write(MessageOf(1)));
+  ASSERT_TRUE(call.Write(MessageOf(1)));
+  EXPECT_EQ(call.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(streams_.num_words, 3);
 }
 
 TEST_F(EarlyReactorTest, AMessageThatWouldGrowIsNotParsed) {

@@ -1,7 +1,10 @@
 #include "services/worker/grpc_frame_carrier.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,12 +62,41 @@ TEST(GrpcFrameCarrierTest, FramesOfASenderThatProvesNothingAreNotRead) {
   EXPECT_TRUE(to.recorder.received().empty());
 }
 
-TEST(GrpcFrameCarrierTest, WhoeverAsksForFramesThatAreNobodysIsToldSo) {
+// A carrier of no transport.
+struct Dialling {
+  TestDoor door{FleetSecret()};
+  GrpcFrameCarrier carrier{{.payload_bytes = kBlockBytes, .liveness_scale = 5, .door = &door}};
+};
+
+// Where no frame is wanted. Lives as long as its stream.
+struct Nowhere final : FrameTarget {
+  absl::Status OnFrame(const FrameHeader&, std::span<const std::string_view>) override {
+    return absl::OkStatus();
+  }
+  void OnEnded(const absl::Status& why) override { ended.set_value(why); }
+  std::promise<absl::Status> ended;
+};
+
+// Before the stream stands, as after that.
+TEST(GrpcFrameCarrierTest, ReadyIsSaidWheneverTheReceiverIs) {
   GrpcSide from(4), to(4);
-  const auto inbound = to.transport->OpenInbound("sender", from.target, to.OnLost());
-  ASSERT_TRUE(inbound.ok()) << inbound.status();
-  (*inbound)->Attach("a token of no outbound");
-  EXPECT_TRUE(to.recorder.WaitForLoss());
+  const auto inbound = to.transport->OpenInbound("sender", from.target, nullptr);
+  const auto outbound = from.transport->OpenOutbound((*inbound)->address(), from.OnLost());
+  Dialling dialling;
+  dialling.carrier.Dial(from.target, (*inbound)->address(), std::make_shared<Nowhere>())->Ready();
+  ASSERT_TRUE(from.recorder.WaitForLoss());
+  EXPECT_TRUE(absl::IsInvalidArgument(from.recorder.lost()[0])) << from.recorder.lost()[0];
+}
+
+TEST(GrpcFrameCarrierTest, WhoeverAsksForFramesThatAreNobodysIsToldSo) {
+  GrpcSide from(4);
+  Dialling dialling;
+  const auto nowhere = std::make_shared<Nowhere>();
+  std::future<absl::Status> ended = nowhere->ended.get_future();
+  dialling.carrier.Dial(from.target, "a token of no outbound", nowhere);
+  ASSERT_EQ(ended.wait_for(kPatience), std::future_status::ready);
+  const absl::Status why = ended.get();
+  EXPECT_THAT(std::string(why.message()), testing::HasSubstr("no KV link of that token")) << why;
 }
 
 }  // namespace

@@ -126,6 +126,7 @@ class SilentCarrier final : public FrameCarrier {
   class Stream final : public DialledStream {
    public:
     explicit Stream(std::shared_ptr<FrameTarget> to) : to_(std::move(to)) {}
+    void Ready() override {}
     void Cancel() override { End(absl::CancelledError("cancelled")); }
     void End(const absl::Status& why) {
       if (const auto to = std::exchange(to_, nullptr); to != nullptr) to->OnEnded(why);

@@ -101,8 +101,8 @@ TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
   EXPECT_EQ(plan_on_device()->memory.transport_bytes, 0);
   options_.transport = "nccl";
   EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 0);
-  EXPECT_EQ(plan_on_device()->memory.transport_bytes, (1 + 8 * 9) * block_bytes);
-  EXPECT_EQ(plan_on_device()->memory.transport_owner, "NCCL's slots for 8 links");
+  EXPECT_EQ(plan_on_device()->memory.transport_bytes, (2 * 16 + 2) * block_bytes);
+  EXPECT_EQ(plan_on_device()->memory.transport_owner, "NCCL's slots");
   options_.gpu_share = 2;
   EXPECT_THAT(std::string(plan_on_device().status().message()),
               HasSubstr("2 workers share this one (--gpu-share)"));
