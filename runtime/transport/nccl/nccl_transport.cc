@@ -33,7 +33,6 @@ constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
 // A sender has at most NcclPair::kWindow blocks under way, and NCCL buffers a few.
 constexpr size_t kMaxAnnounced = 64;  // groups
-constexpr auto kReleaseGrace = std::chrono::seconds(2);
 
 // ---- A group as it goes down the stream: a header and, as its payload, those that follow ----
 
@@ -430,20 +429,13 @@ NcclTransport::NcclTransport(const NcclOptions& options, std::unique_ptr<FrameCa
 }
 
 NcclTransport::~NcclTransport() {
-  const int64_t held = holders_.WaitForNone(kReleaseGrace);
+  holders_.WaitForNone(name());
   {
     MutexLock lock(&mu_);
-    if (held > 0) {
-      LogWarning("NCCL or its streams did not let go of the KV pool", {{"held", held}});
-      for (std::thread& thread : threads_) thread.detach();  // The process ends, and they with it.
-      threads_.clear();
-      ended_.clear();
-    }
     stopping_ = true;
     changed_.SignalAll();
   }
   if (keeper_.joinable()) keeper_.join();
-  if (held > 0) return;
   MutexLock lock(&mu_);
   for (std::thread& thread : threads_) thread.join();
   for (std::byte* const slots : free_slots_) api_->Free(slots);

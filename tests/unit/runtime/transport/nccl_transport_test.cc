@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <string>
 #include <utility>
 #include <vector>
@@ -373,6 +375,23 @@ TEST(NcclTransportTest, BlocksUnderWayDoNotCompleteBeforeTheirCommunicatorIsAbor
   from.nccl.Release();
   ASSERT_TRUE(from.recorder.WaitForSent(kSends + 1));
   for (const auto& [id, ok] : from.recorder.sent()) EXPECT_EQ(ok, id == 103) << id;
+}
+
+// Whose thread touches it, and what it reports to, once it goes on.
+TEST(NcclTransportTest, ATransportIsThereForAsLongAsAnAbortOfItsLinksTakes) {
+  auto from = std::make_unique<NcclSide>(4);
+  NcclSide to(4);
+  FakeNccl& nccl = from->nccl;
+  nccl.Hang(Call::kCommAbort);
+  {
+    Link link = Connect(from.get(), &to);
+    ASSERT_TRUE(to.recorder.WaitForProbe());
+  }
+  ASSERT_TRUE(nccl.WaitForCalls(Call::kCommAbort, 1));
+  const auto gone = std::async(std::launch::async, [&] { from.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::seconds(3)), std::future_status::timeout);
+  nccl.Release();
+  gone.wait();
 }
 
 // Copies to a block wait while it is shut.
