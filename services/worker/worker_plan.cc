@@ -16,6 +16,10 @@
 namespace tandem {
 namespace {
 
+// What NCCL takes of a GPU for a communicator of two ranks, as users of NCCL have measured it; we
+// have not.
+constexpr int64_t kNcclCommunicatorBytes = int64_t{37} << 20;
+
 // What moves blocks of that kind of pool. Whether UCX reaches a device's is for it to say
 // (CheckUcxMemory).
 absl::StatusOr<std::string> TransportOf(const std::string& transport, MemoryKind pool) {
@@ -44,6 +48,7 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
     memory.transport_bytes = NcclTransport::DeviceBytes(block_bytes);
     memory.transport_owner =
         absl::StrFormat("NCCL's slots for %d links", NcclTransport::kPlannedLinks);
+    memory.communicator_bytes = NcclTransport::kPlannedLinks * kNcclCommunicatorBytes;
   } else if (on_device) {
     memory.pinned_bytes = StagingBuffers::PinnedBytes(block_bytes);
   }
