@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string_view>
 
+#include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
 
 namespace tandem {
@@ -25,14 +27,19 @@ class Holders {
     Holders* const holders_;
   };
 
-  // How many there are still, once there are none or the time is over.
-  int64_t WaitForNone(std::chrono::steady_clock::duration patience) EXCLUDES(mu_) {
-    const auto end = std::chrono::steady_clock::now() + patience;
+  // Returns once there are none, however long it takes: what they touch is there till then. Who
+  // cannot wait for it ends the process. A warning says what `transport` waits for.
+  void WaitForNone(std::string_view transport) EXCLUDES(mu_) {
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    bool told = false;
     MutexLock lock(&mu_);
-    while (count_ > 0 && std::chrono::steady_clock::now() < end) {
+    while (count_ > 0) {
       changed_.WaitFor(&mu_, std::chrono::milliseconds(100));
+      if (told || count_ == 0 || std::chrono::steady_clock::now() < late) continue;
+      told = true;
+      LogWarning("what moves KV blocks has not let go of the pool yet, and is waited for",
+                 {{"transport", transport}, {"held", count_}});
     }
-    return count_;
   }
 
  private:

@@ -165,8 +165,16 @@ void EngineLoop::MeasureMemory() {
   if (parts_.backend == nullptr || now_us < measure_at_us_) return;
   measure_at_us_ = now_us + parts_.measure_memory_us;
   const auto memory = parts_.backend->MeasureMemory();
-  if (memory.ok() && memory->has_value()) parts_.metrics->OnDeviceMemory(**memory);
-  if (absl::IsDataLoss(memory.status())) Break(memory.status());
+  if (memory.ok()) {
+    failed_looks_ = 0;
+    if (memory->has_value()) parts_.metrics->OnDeviceMemory(**memory);
+    return;
+  }
+  parts_.metrics->OnFailedLook();
+  ++failed_looks_;
+  if (absl::IsDataLoss(memory.status()) || failed_looks_ >= kMaxFailedSteps) {
+    Break(memory.status());
+  }
 }
 
 void EngineLoop::Break(const absl::Status& why) {

@@ -41,7 +41,8 @@ struct EngineLoopParts {
   const Backend* backend = nullptr;
   int64_t measure_memory_us = 10'000'000;       // Tests have others.
   const class WatchedCopier* copier = nullptr;  // Null: the pool is the host's.
-  // Called once: the engine is broken, or its device is lost. Not empty. Engine thread.
+  // Called once: the engine is broken, or its device is lost, as kMaxFailedSteps copies or looks at
+  // its memory that fail in a row say, too. Not empty. Engine thread.
   std::function<void()> on_broken;
 };
 
@@ -103,6 +104,7 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   std::deque<int64_t> begun_us_;  // When steps began that are not finished.
   int64_t finished_us_ = 0;       // When the last one was.
   int64_t measure_at_us_ = 0;     // The device's memory, the next time.
+  int32_t failed_looks_ = 0;      // In a row, at that memory.
 
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};

@@ -132,7 +132,7 @@ TlsListener Worker::Tls(bool any_client) const {
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   const bool on_host = config.device_pool == nullptr;
   if (config.device_copier != nullptr) {
-    copier_ = std::make_unique<WatchedCopier>(config.device_copier);
+    copier_ = std::make_unique<WatchedCopier>(config.device_copier, metrics_.get());
   }
   // From here on it is the transport's: `memory` says that no host address is meant.
   const KvPool pool = {.base = reinterpret_cast<std::byte*>(config.device_pool.address()),

@@ -23,6 +23,10 @@ constexpr char kMemory[] = "tandem_device_memory_bytes";
 constexpr char kMemoryHelp[] =
     "Memory of the worker's GPU, free or taken by whoever; the states sum to what it has. Measured "
     "between steps, every ten seconds; not there on a CPU.";
+constexpr char kFailures[] = "tandem_device_failures_total";
+constexpr char kFailuresHelp[] =
+    "Copies of KV blocks, and looks at its memory, that the worker's GPU failed; steps are counted "
+    "for themselves.";
 constexpr char kFrames[] = "tandem_kv_frames_total";
 constexpr char kFramesHelp[] = "KV frames that arrived and got a place, by what became of them.";
 
@@ -63,6 +67,8 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, const Backend* back
       failed_steps_(
           registry->Counter("tandem_failed_steps_total",
                             "Steps that failed as a whole; their streams went on elsewhere.")),
+      failed_copies_(registry->Counter(kFailures, kFailuresHelp, {{"what", "copy"}})),
+      failed_looks_(registry->Counter(kFailures, kFailuresHelp, {{"what", "memory"}})),
       prompt_tokens_(registry->Counter("tandem_worker_prompt_tokens_total",
                                        "Prompt tokens of attempts that routers submitted here.")),
       generated_tokens_(

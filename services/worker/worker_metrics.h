@@ -30,6 +30,8 @@ class WorkerMetrics {
   void OnStep(double seconds, const Engine::StepResult& step);
   void OnLoad(const WorkerLoad& load);
   void OnDeviceMemory(const DeviceMemory& memory);
+  void OnFailedCopy() { failed_copies_.Increment(); }
+  void OnFailedLook() { failed_looks_.Increment(); }  // At the device's memory.
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
   void OnPrompt(const PromptEvent& prompt) {
     (prompt.by_prefill ? peer_hit_tokens_ : own_hit_tokens_).Increment(prompt.cached_tokens);
@@ -56,6 +58,8 @@ class WorkerMetrics {
   prometheus::Gauge& waiting_prompt_tokens_;
   prometheus::Counter& preemptions_;
   prometheus::Counter& failed_steps_;
+  prometheus::Counter& failed_copies_;
+  prometheus::Counter& failed_looks_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& generated_tokens_;
   prometheus::Counter& own_hit_tokens_;

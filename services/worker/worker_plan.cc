@@ -16,6 +16,12 @@
 namespace tandem {
 namespace {
 
+// What NCCL takes of a GPU for a communicator of two ranks, as users of NCCL have measured it; we
+// have not.
+constexpr int64_t kNcclCommunicatorBytes = int64_t{37} << 20;
+// One for each link. More take of what is left beside KV.
+constexpr int64_t kPlannedCommunicators = 8;
+
 // What moves blocks of that kind of pool. Whether UCX reaches a device's is for it to say
 // (CheckUcxMemory).
 absl::StatusOr<std::string> TransportOf(const std::string& transport, MemoryKind pool) {
@@ -43,6 +49,7 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
   } else if (transport == "nccl") {
     memory.transport_bytes = NcclTransport::DeviceBytes(block_bytes);
     memory.transport_owner = "NCCL's slots";
+    memory.communicator_bytes = kPlannedCommunicators * kNcclCommunicatorBytes;
   } else if (on_device) {
     memory.pinned_bytes = StagingBuffers::PinnedBytes(block_bytes);
   }

@@ -2,6 +2,7 @@
 
 #include <grpc/grpc.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -30,6 +31,11 @@ constexpr int32_t kMaxWaitingAttempts = 1024;
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
 // The part of the time to drain that the end itself takes.
 constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
+// How long what has drained is waited for behind that: transports, and the device's memory.
+constexpr auto kReleaseTime = std::chrono::seconds(3);
+
+// The exit status of a process that does not come to its end by itself.
+std::atomic<int> late_status{kExitToBeReplaced};
 
 // Everything of one worker process, in the order of construction.
 struct Process {
@@ -247,12 +253,13 @@ absl::Status WritePortFile(const std::string& path, int port) {
   return WriteSmallFile(path, absl::StrFormat("%d\n", port));
 }
 
-// Ends the process at `end` if it still runs then: it would wait for a device that does not answer.
+// Ends the process at `end` if it still runs then: it would wait for a device, or for what moves
+// blocks, and that does not answer.
 void EndNoLaterThan(std::chrono::steady_clock::time_point end) {
   std::thread([end] {
     std::this_thread::sleep_until(end);
     LogWarning("something that it waits for has no end: the process ends all the same");
-    std::_Exit(kExitToBeReplaced);
+    std::_Exit(late_status);
   }).detach();
 }
 
@@ -271,6 +278,9 @@ void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worke
     std::this_thread::sleep_for(kDrainPoll);
   }
   LogInfo("drained");
+  // What is left promises nothing to anybody.
+  late_status = worker->is_broken() ? kExitToBeReplaced : 0;
+  EndNoLaterThan(std::chrono::steady_clock::now() + kStopTime + kReleaseTime);
 }
 
 absl::Status Serve(const WorkerOptions& options, const BackendFactory& create_backend,

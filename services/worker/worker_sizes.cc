@@ -22,6 +22,9 @@ constexpr double kKvShareOfFreeMemory = 0.5;
 constexpr int64_t kDefaultFullSequences = 16;
 // What CUDA itself, kernels' workspaces and the graphs of steps take of a GPU.
 constexpr int64_t kDeviceReserve = int64_t{1} << 30;
+// The part of it that this process may have taken when memory is measured: CUDA's context. The rest
+// comes with what it does.
+constexpr int64_t kDeviceContext = kDeviceReserve / 2;
 // What UCX and its peers need of /dev/shm beside pools.
 constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
 
@@ -49,6 +52,7 @@ struct MemoryBill {
   int32_t step_tokens;
   int64_t transport_bytes = 0;
   std::string transport_owner;
+  int64_t communicator_bytes = 0;
   int64_t pinned_bytes = 0;  // The host's, beside a device's.
 
   int64_t share_bytes() const {
@@ -57,7 +61,8 @@ struct MemoryBill {
   }
   // For KV, of each worker.
   int64_t free_bytes() const {
-    return share_bytes() - limit_bytes - scratch_bytes - transport_bytes - reserve_bytes;
+    return share_bytes() - limit_bytes - scratch_bytes - transport_bytes - communicator_bytes -
+           reserve_bytes;
   }
   // The flag that takes most.
   const char* dearest_flag() const {
@@ -90,6 +95,9 @@ struct MemoryBill {
                           FormatByteSize(scratch_bytes));
     if (transport_bytes > 0) {
       absl::StrAppendFormat(&text, ", %s %s", transport_owner, FormatByteSize(transport_bytes));
+    }
+    if (communicator_bytes > 0) {
+      absl::StrAppendFormat(&text, ", NCCL's communicators %s", FormatByteSize(communicator_bytes));
     }
     absl::StrAppendFormat(&text, " and %s %s", reserve_owner, FormatByteSize(reserve_bytes));
     if (pinned_bytes > 0) {
@@ -148,10 +156,10 @@ absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSiz
       .step_tokens = step_tokens,
       .transport_bytes = memory.transport_bytes,
       .transport_owner = memory.transport_owner,
+      .communicator_bytes = memory.communicator_bytes,
       .pinned_bytes = memory.pinned_bytes};
-  // A part of the reserve is taken by now.
   const int64_t part_bytes = bill.machine_bytes / bill.num_workers;
-  if (device.free_bytes + kDeviceReserve >= part_bytes) return bill;
+  if (device.free_bytes + kDeviceContext >= part_bytes) return bill;
   return absl::InvalidArgumentError(absl::StrFormat(
       "--gpu-memory-utilization: %g of the GPU's %s are %s%s, but only %s are free: end what holds "
       "the rest, or lower it to %.2f",

@@ -18,6 +18,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
@@ -150,6 +151,43 @@ TEST(WorkerOperationTest, AWorkerWhoseDeviceIsLostAsItStartsIsToBeReplaced) {
     EXPECT_EXIT(run(lost_at), testing::ExitedWithCode(kExitToBeReplaced),
                 std::string(told) + ".*an error that stays");
   }
+}
+
+// A CPU in the place of a device that never gives its memory back.
+class HoldingBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  ~HoldingBackend() override {
+    while (true) pause();
+  }
+};
+
+// Nor does it take all of --drain-seconds, and nobody takes it for broken.
+TEST(WorkerOperationTest, AWorkerThatHasDrainedEndsWellWhateverDoesNotLetGo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const TempFolder folder;
+  const std::string port_file = folder.path() + "/port";
+  const auto run = [&] {
+    alarm(60);
+    std::thread([&] {
+      absl::StatusOr<std::string> port;
+      Eventually([&] { return (port = ReadSmallFile(port_file, 16)).ok(); });
+      TestWorker self;
+      self.id = {.name = "worker", .incarnation = 7};
+      self.address = "127.0.0.1:" + port->substr(0, port->find('\n'));
+      Router(self).Drain();
+    }).detach();
+    std::exit(RunWorkerProcess(
+        {"--model=" TANDEM_TEST_DATA "/demo_model", "--transport=grpc", "--max-model-len=128",
+         "--threads=1", "--kv-memory=64MiB", "--incarnation=7", "--drain-seconds=300",
+         "--cache-dir=" + folder.path(), "--port-file=" + port_file},
+        [](const BackendOptions& options) -> absl::StatusOr<std::unique_ptr<Backend>> {
+          TANDEM_ASSIGN_OR_RETURN(auto cpu, CreateBackend(options));
+          return std::make_unique<HoldingBackend>(std::move(cpu));
+        }));
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(0),
+              "\"drained\"(.|\n)*something that it waits for has no end");
 }
 
 // Which is UCX's word, not that of the headers.

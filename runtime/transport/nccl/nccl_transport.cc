@@ -34,7 +34,6 @@ constexpr auto kHoldFor = std::chrono::milliseconds(100);
 // Each is a port of NCCL's on which somebody is awaited.
 constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
-constexpr auto kReleaseGrace = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -497,24 +496,14 @@ NcclTransport::NcclTransport(const NcclOptions& options, std::unique_ptr<FrameCa
 }
 
 NcclTransport::~NcclTransport() {
-  const int64_t held = holders_.WaitForNone(kReleaseGrace);
+  holders_.WaitForNone(name());
   {
     MutexLock lock(&mu_);
-    if (held > 0) {
-      LogWarning("NCCL or its streams did not let go of the KV pool", {{"held", held}});
-      for (std::thread& thread : threads_) thread.detach();  // The process ends, and they with it.
-      threads_.clear();
-      ended_.clear();
-    }
     stopping_ = true;
     changed_.SignalAll();
     landing_.SignalAll();
   }
   if (keeper_.joinable()) keeper_.join();
-  if (held > 0) {
-    lander_.detach();
-    return;
-  }
   if (lander_.joinable()) lander_.join();
   MutexLock lock(&mu_);
   for (std::thread& thread : threads_) thread.join();

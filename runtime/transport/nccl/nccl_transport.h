@@ -77,7 +77,8 @@ class NcclTransport final : public KvTransport {
   static absl::StatusOr<std::unique_ptr<NcclTransport>> Create(
       const NcclOptions& options, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
       Listener* listener);
-  // Nobody dials the carrier any more. Waits for NCCL and the carrier to let go of the pool.
+  // Nobody dials the carrier any more. Waits for NCCL and the carrier to let go of the pool, as
+  // long as it takes.
   ~NcclTransport() override;
 
   std::string_view name() const override { return "nccl"; }

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -11,7 +10,6 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/huge_pages.h"
-#include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_queue.h"
 #include "runtime/transport/frame_wire.h"
@@ -23,7 +21,6 @@ namespace tandem {
 namespace {
 
 constexpr size_t kTokenBytes = 16;
-constexpr auto kReleaseGrace = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -327,10 +324,7 @@ StreamTransport::StreamTransport(const KvPool& pool, bool owned,
 }
 
 StreamTransport::~StreamTransport() {
-  if (const int64_t held = holders_.WaitForNone(kReleaseGrace); held > 0) {
-    LogWarning("streams did not let go of the KV pool", {{"transport", name()}, {"held", held}});
-    return;  // The process ends; the mapping ends with it.
-  }
+  holders_.WaitForNone(name());
   if (owns_pool_) munmap(pool_.base, static_cast<size_t>(pool_.kv.pool_bytes()));
 }
 

@@ -32,7 +32,7 @@ class StreamTransport final : public KvTransport {
   static absl::StatusOr<std::unique_ptr<StreamTransport>> Create(
       const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
       Listener* listener);
-  // Nobody dials the carrier any more. Waits for it to let go of the pool.
+  // Nobody dials the carrier any more. Waits for it to let go of the pool, as long as it takes.
   ~StreamTransport() override;
 
   std::string_view name() const override { return carrier_->name(); }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <string>
 #include <utility>
 #include <vector>
@@ -395,6 +397,23 @@ TEST(NcclTransportTest, AGpuThatNcclDoesNotLetGoOfIsNotWaitedForWithoutEnd) {
   ASSERT_TRUE(from.recorder.WaitForLoss());
   EXPECT_TRUE(absl::IsUnavailable(from.recorder.lost()[0])) << from.recorder.lost()[0];
   from.nccl.Release();
+}
+
+// Whose thread touches it, and what it reports to, once it goes on.
+TEST(NcclTransportTest, ATransportIsThereForAsLongAsAnAbortOfItsLinksTakes) {
+  auto from = std::make_unique<NcclSide>(4);
+  NcclSide to(4);
+  FakeNccl& nccl = from->nccl;
+  nccl.Hang(Call::kCommAbort);
+  {
+    Link link = Connect(from.get(), &to);
+    ASSERT_TRUE(to.recorder.WaitForProbe());
+  }
+  ASSERT_TRUE(nccl.WaitForCalls(Call::kCommAbort, 1));
+  const auto gone = std::async(std::launch::async, [&] { from.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::seconds(3)), std::future_status::timeout);
+  nccl.Release();
+  gone.wait();
 }
 
 // Copies to a block wait while it is shut.

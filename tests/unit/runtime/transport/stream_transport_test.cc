@@ -320,6 +320,8 @@ TEST_F(DevicePoolTest, BlocksPassThroughPinnedMemory) {
   EXPECT_EQ(side_.far_memory.copies, 2);
   EXPECT_EQ(side_.far_memory.detours, 0);
   EXPECT_EQ(std::memcmp(HostBlock(side_.transport->pool(), 0), block.data(), kBlockBytes), 0);
+  inbound.reset();
+  carrier_->dialled.reset();
 }
 
 TEST(StagingBuffersTest, MoreThanThereAreDoWithoutPinningAndAllComeBack) {

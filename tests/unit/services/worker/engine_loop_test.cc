@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "kernels/create_backend.h"
 #include "runtime/base/device_copier.h"
@@ -85,6 +87,10 @@ class StuckWorker {
     return MetricValue(MetricsToText(registry_.Collect()),
                        "tandem_device_memory_bytes{state=\"" + state + "\"}");
   }
+  double FailedCopies() {
+    return MetricValue(MetricsToText(registry_.Collect()),
+                       "tandem_device_failures_total{what=\"copy\"}");
+  }
   LivenessParts liveness_parts() {
     return {.engine = loop_.get(),
             .prefills = &prefills_,
@@ -120,7 +126,7 @@ class StuckWorker {
   StreamServer<proto::ToDecode> server_{kPrefillSessionMethod, &parts_,
                                         [this](auto* context) { return decodes_.Open(context); }};
   FailingCopier device_;
-  WatchedCopier copier_{&device_};
+  WatchedCopier copier_{&device_, &metrics_};
   std::atomic<int> times_broken_{0};
   std::unique_ptr<EngineLoop> loop_;
   std::atomic<bool> ready_{true};
@@ -133,13 +139,19 @@ class MeasuredGpu final : public ForwardingBackend {
   std::optional<GpuIdentity> gpu() const override { return GpuIdentity{.uuid = "GPU-1"}; }
   absl::StatusOr<std::optional<DeviceMemory>> MeasureMemory() const override {
     ++measured;
-    if (lost) return absl::DataLossError("the device is lost");
-    if (failing) return absl::InternalError("the device fails");
+    if (losses > 0) {
+      --losses;
+      return absl::DataLossError("the device is lost");
+    }
+    if (failures > 0) {
+      --failures;
+      return absl::InternalError("the device fails");
+    }
     return DeviceMemory{.total_bytes = 100, .free_bytes = free_bytes};
   }
 
   mutable std::atomic<int> measured{0};
-  std::atomic<bool> failing{false}, lost{false};
+  mutable std::atomic<int> failures{0}, losses{0};  // So many are next.
   std::atomic<int64_t> free_bytes{40};
 };
 
@@ -151,7 +163,7 @@ TEST(EngineLoopTest, TheDevicesMemoryIsShownAndMeasuredAgain) {
   gpu.free_bytes = 30;
   ASSERT_TRUE(Eventually([&] { return worker.MemoryBytes("free") == 30; }));
   ASSERT_TRUE(Eventually([&] { return worker.MemoryBytes("taken") == 70; }));
-  gpu.failing = true;
+  gpu.failures = std::numeric_limits<int>::max();
   const int before = gpu.measured;
   EXPECT_TRUE(Eventually([&] { return gpu.measured > before + 1; }));
   EXPECT_EQ(worker.MemoryBytes("free"), 30) << "as it was known last";
@@ -160,15 +172,28 @@ TEST(EngineLoopTest, TheDevicesMemoryIsShownAndMeasuredAgain) {
 TEST(EngineLoopTest, ADeviceThatIsLostWhileNothingRunsIsToldOnce) {
   MeasuredGpu gpu;
   StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/0);
-  gpu.failing = true;
-  int before = gpu.measured;
-  ASSERT_TRUE(Eventually([&] { return gpu.measured > before + 1; }));
-  EXPECT_EQ(worker.times_broken(), 0) << "that may pass";
-  gpu.lost = true;
+  for (int i = 0; i < 2; ++i) {
+    gpu.losses = 1;
+    ASSERT_TRUE(Eventually([&] { return gpu.losses == 0; }));
+    const int before = gpu.measured;
+    ASSERT_TRUE(Eventually([&] { return gpu.measured > before; }));
+    EXPECT_EQ(worker.times_broken(), 1);
+  }
+}
+
+TEST(EngineLoopTest, ADeviceWhoseMemoryCannotBeMeasuredForLongIsLost) {
+  MeasuredGpu gpu;
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/0);
+  for (int64_t free_bytes = 30; free_bytes < 32; ++free_bytes) {
+    gpu.failures = kMaxFailedSteps - 1;
+    gpu.free_bytes = free_bytes;
+    ASSERT_TRUE(
+        Eventually([&] { return worker.MemoryBytes("free") == static_cast<double>(free_bytes); }));
+    EXPECT_EQ(gpu.failures, 0);
+    EXPECT_EQ(worker.times_broken(), 0) << "that has passed";
+  }
+  gpu.failures = kMaxFailedSteps;
   ASSERT_TRUE(Eventually([&] { return worker.times_broken() == 1; }));
-  before = gpu.measured;
-  ASSERT_TRUE(Eventually([&] { return gpu.measured > before + 1; }));
-  EXPECT_EQ(worker.times_broken(), 1);
 }
 
 // However it is copied.
@@ -193,6 +218,27 @@ TEST(EngineLoopTest, ADeviceThatIsLostAsACopySaysIsToldOnce) {
       EXPECT_EQ(worker.times_broken(), 1);
     }
   }
+}
+
+TEST(EngineLoopTest, ADeviceWhoseCopiesFailAgainAndAgainIsLost) {
+  MeasuredGpu gpu;  // Shows that the loop turns.
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000, &gpu, /*measure_memory_us=*/0);
+  const auto copy = [&](int times, const absl::Status& status) {
+    worker.device().status = status;
+    for (int i = 0; i < times; ++i) {
+      EXPECT_EQ(worker.copier().Download(nullptr, nullptr, 0), status);
+    }
+    const int before = gpu.measured;
+    return Eventually([&] { return gpu.measured > before + 2; });
+  };
+  const absl::Status failed = absl::InternalError("a copy failed");
+  ASSERT_TRUE(copy(kMaxFailedSteps - 1, failed));
+  ASSERT_TRUE(copy(1, absl::OkStatus()));
+  ASSERT_TRUE(copy(kMaxFailedSteps - 1, failed));
+  EXPECT_EQ(worker.times_broken(), 0) << "one has worked";
+  ASSERT_TRUE(copy(1, failed));
+  EXPECT_EQ(worker.times_broken(), 1);
+  EXPECT_EQ(worker.FailedCopies(), 2 * kMaxFailedSteps - 1);
 }
 
 // Drivers take their time for it, and steps come by the thousand.
@@ -259,10 +305,12 @@ class HeldCopier final : public DeviceCopier {
     ++begun_;
     changed_.SignalAll();
     while (begun_ > let_go_) changed_.Wait(&mu_);
-    return absl::OkStatus();
+    return status;
   }
   absl::StatusOr<uint32_t> Upload(void*, const void*, size_t) override { return 0; }
   absl::StatusOr<uint32_t> CopyWithin(void*, const void*, size_t) override { return 0; }
+
+  absl::Status status;
 
   // Lets all up to this one go, once it has begun.
   void LetGo(int64_t copy) {
@@ -286,7 +334,9 @@ class HeldCopier final : public DeviceCopier {
 TEST(EngineLoopTest, ACopyThatHasNoEndIsSeenFromBesideIt) {
   StuckWorker worker(/*quarantine_us=*/3'600'000'000);
   HeldCopier held;
-  WatchedCopier copier(&held);
+  MetricsRegistry registry;
+  WorkerMetrics metrics({}, nullptr, &registry);
+  WatchedCopier copier(&held, &metrics);
   std::atomic<bool> hung{false};
   LivenessParts parts = worker.liveness_parts();
   parts.copier = &copier;
@@ -300,7 +350,9 @@ TEST(EngineLoopTest, ACopyThatHasNoEndIsSeenFromBesideIt) {
 
 TEST(WatchedCopierTest, CopiesStandWhileNoneOfThemEnds) {
   HeldCopier held;
-  WatchedCopier copier(&held);
+  MetricsRegistry registry;
+  WorkerMetrics metrics({}, nullptr, &registry);
+  WatchedCopier copier(&held, &metrics);
   EXPECT_FALSE(copier.Stands());
   std::thread transport([&] {
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(copier.Download(nullptr, nullptr, 0).ok());
@@ -318,6 +370,31 @@ TEST(WatchedCopierTest, CopiesStandWhileNoneOfThemEnds) {
   EXPECT_EQ(copier.done(), 2);
   EXPECT_FALSE(copier.Stands());
   EXPECT_FALSE(copier.Stands());
+}
+
+// One jolt may meet the copies of all links at once.
+TEST(WatchedCopierTest, CopiesThatFailTogetherAreOneFailure) {
+  HeldCopier held;
+  held.status = absl::InternalError("a jolt");
+  MetricsRegistry registry;
+  WorkerMetrics metrics({}, nullptr, &registry);
+  WatchedCopier copier(&held, &metrics);
+  int64_t begun = 0;
+  const auto fail = [&](int together) {
+    std::vector<std::thread> links;
+    for (int i = 0; i < together; ++i) {
+      links.emplace_back([&] { EXPECT_FALSE(copier.Download(nullptr, nullptr, 0).ok()); });
+    }
+    held.LetGo(begun += together);
+    for (std::thread& link : links) link.join();
+  };
+  fail(kMaxFailedSteps);
+  for (int i = 1; i < kMaxFailedSteps; ++i) {
+    EXPECT_TRUE(copier.lost().ok()) << i;
+    fail(1);
+  }
+  EXPECT_EQ(copier.lost(),
+            absl::InternalError("8 copies of KV blocks failed, one after the other: a jolt"));
 }
 
 TEST(HangWatchTest, OnlyWhatStoodAtEveryLookHangs) {

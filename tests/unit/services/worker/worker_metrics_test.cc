@@ -97,6 +97,8 @@ TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
   metrics.OnPromptComputed(/*waited_seconds=*/7, /*computed_seconds=*/8);
   metrics.OnStep(3, {.finished_sequences = 2, .preempted = 9});
   metrics.OnStep(1, {.failure = absl::InternalError("no device")});
+  metrics.OnFailedCopy();
+  for (int i = 0; i < 2; ++i) metrics.OnFailedLook();
   metrics.OnSubmit(/*prompt_tokens=*/21);
   for (int i = 0; i < 22; ++i) metrics.OnToken();
   metrics.OnTransferSeconds(23);
@@ -123,6 +125,8 @@ TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
                                  "tandem_kv_transfer_seconds_sum 23",
                                  "tandem_preemptions_total 9",
                                  "tandem_failed_steps_total 1",
+                                 "tandem_device_failures_total{what=\"copy\"} 1",
+                                 "tandem_device_failures_total{what=\"memory\"} 2",
                                  "tandem_kv_blocks{state=\"free\"} 11",
                                  "tandem_kv_blocks{state=\"held\"} 12",
                                  "tandem_kv_blocks{state=\"cached\"} 13",

@@ -393,12 +393,13 @@ class DeviceSizesTest : public testing::Test {
                       {.shared = {},
                        .device = DeviceMemory{.total_bytes = 80 * kGiB, .free_bytes = free_bytes},
                        .transport_bytes = transport_bytes_,
-                       .transport_owner = "the transport",
+                       .transport_owner = "slots",
+                       .communicator_bytes = communicator_bytes_,
                        .pinned_bytes = pinned_bytes_});
   }
 
   SizeOptions options_;
-  int64_t transport_bytes_ = 0, pinned_bytes_ = 0;
+  int64_t transport_bytes_ = 0, communicator_bytes_ = 0, pinned_bytes_ = 0;
 };
 
 TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
@@ -421,22 +422,25 @@ TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
 
 TEST_F(DeviceSizesTest, WhatATransportTakesIsNamedAndNotKvs) {
   transport_bytes_ = 73 << 20;
+  communicator_bytes_ = 296 << 20;
   pinned_bytes_ = 8 << 20;
-  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, ((72 - 2) << 10) - 73);
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, ((72 - 2) << 10) - 73 - 296);
   const char kBill[] =
-      "computing 512 tokens in a step 0 B, the transport 73.00 MiB and CUDA and its workspaces "
-      "1.00 GiB (and of the host's, pinned for blocks on their way, 8.00 MiB)";
+      "computing 512 tokens in a step 0 B, slots 73.00 MiB, NCCL's communicators 296.00 MiB and "
+      "CUDA and its workspaces 1.00 GiB (and of the host's, pinned for blocks on their way, 8.00 "
+      "MiB)";
   EXPECT_THAT(Sizes(79 * kGiB)->memory,
-              testing::AllOf(HasSubstr(kBill), HasSubstr("; KV has 69.93 GiB")));
+              testing::AllOf(HasSubstr(kBill), HasSubstr("; KV has 69.64 GiB")));
   options_.kv_memory = {70 * kGiB};
   EXPECT_THAT(Message(Sizes(79 * kGiB).status()), HasSubstr(kBill));
 }
 
 TEST_F(DeviceSizesTest, WhatOthersHoldIsNotToBeHad) {
-  EXPECT_TRUE(Sizes(71 * kGiB).ok()) << "CUDA has begun to take its part";
-  EXPECT_THAT(Message(Sizes(71 * kGiB - 1).status()),
+  constexpr int64_t kHalf = kGiB / 2;
+  EXPECT_TRUE(Sizes(72 * kGiB - kHalf).ok()) << "CUDA has begun to take its part";
+  EXPECT_THAT(Message(Sizes(72 * kGiB - kHalf - 1).status()),
               HasSubstr("--gpu-memory-utilization: 0.9 of the GPU's 80.00 GiB are 72.00 GiB, but "
-                        "only 72703 MiB are free: end what holds the rest, or lower it to 0.88"));
+                        "only 73215 MiB are free: end what holds the rest, or lower it to 0.89"));
 }
 
 TEST_F(DeviceSizesTest, WeightsThatLeaveNothingAreNamed) {
