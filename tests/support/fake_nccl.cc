@@ -119,8 +119,8 @@ class FakeNccl::Pair {
   }
 
   // On a thread of its own: `listening` is rank 0's, not owned; rank 1 connects.
-  void Join(int listening, const std::string& id) {
-    joining_ = std::thread([this, listening, id] {
+  void Join(int listening, const std::string& id, std::function<void()> wait_for_gpu) {
+    joining_ = std::thread([this, listening, id, wait_for_gpu] {
       if (rank_ == 0) {
         if (!Ready(listening, POLLIN)) return;
         socket_ = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -134,6 +134,7 @@ class FakeNccl::Pair {
       }
       uint64_t word = 1;
       if (Move(&word, sizeof(word), /*out=*/true) && Move(&word, sizeof(word), /*out=*/false)) {
+        wait_for_gpu();
         SetState(NcclResult::kSuccess);
       }
     });
@@ -403,7 +404,7 @@ NcclResult FakeNccl::CommInitRank(NcclComm* comm, int num_ranks, const NcclUniqu
     ++num_comms_;
   }
   *comm = new ncclComm{std::make_shared<Pair>(rank)};
-  if (!hangs) (*comm)->pair->Join(listening, name);
+  if (!hangs) (*comm)->pair->Join(listening, name, [this] { gpu_->Wait(); });
   return NcclResult::kInProgress;
 }
 

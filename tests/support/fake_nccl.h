@@ -2,12 +2,13 @@
 // tests, between threads of a process and between processes.
 //
 // Ranks meet at a Unix socket whose name is in the unique id; rank 0 is of the process that made
-// it. Nothing happens before both have joined. What is enqueued on the streams happens in order, as
-// if there were one: CUDA promises no more, and whatever waits for its peer holds up all others of
-// the GPU. An object is a GPU. A group of Sends waits for the peer's group of as many Recvs, which
-// get what was sent next. NCCL is not known to need groups that are alike; this does. Memory is far
-// (kv_side.h): who follows an address without asking faults. A peer that has gone is not noticed:
-// what waits for it does so until it is aborted, as a kernel on a GPU would.
+// it. Nothing happens before both have joined, which, as an abort, waits for what the GPU does.
+// What is enqueued on the streams happens in order, as if there were one: CUDA promises no more,
+// and whatever waits for its peer holds up all others of the GPU. An object is a GPU. A group of
+// Sends waits for the peer's group of as many Recvs, which get what was sent next. NCCL is not
+// known to need groups that are alike; this does. Memory is far (kv_side.h): who follows an address
+// without asking faults. A peer that has gone is not noticed: what waits for it does so until it is
+// aborted, as a kernel on a GPU would.
 
 #ifndef TANDEM_TESTS_SUPPORT_FAKE_NCCL_H_
 #define TANDEM_TESTS_SUPPORT_FAKE_NCCL_H_

@@ -20,7 +20,7 @@ struct NcclAddress {
 
   std::string token;  // The receiver's name for the link, random; the sender's end repeats it.
   int64_t block_bytes = 0;
-  uint64_t precedence = 0;         // Of the transport that says it.
+  uint64_t precedence = 0;         // The GPU's: of two, the lower one is held first.
   std::optional<NcclUniqueId> id;  // The sender's end has one: of the pair's communicator.
 };
 

@@ -106,6 +106,10 @@ absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(const std::string& interface) 
   // "=": that name, and not what begins with it.
   setenv("NCCL_SOCKET_IFNAME", interface.empty() ? "=lo" : ("=" + interface).c_str(), 1);
   if (interface.empty()) setenv("NCCL_IB_DISABLE", "1", 1);
+  // Two ranks that send have no use for them: memory and a multicast group for each link, and a
+  // port that tells anybody of this host about links.
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
+  setenv("NCCL_RAS_ENABLE", "0", 1);
   unsetenv("NCCL_COMM_ID");  // Ids come from peers that have proven themselves alone.
   return std::make_unique<NcclLibrary>();
 }

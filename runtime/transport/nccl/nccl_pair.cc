@@ -24,7 +24,8 @@ NcclPair::~NcclPair() {
   if (stream_ != nullptr) api_->StreamDestroy(stream_);
 }
 
-absl::Status NcclPair::Open(const NcclUniqueId& id, int rank) {
+absl::Status NcclPair::Open(const NcclUniqueId& id, int rank, Patience patience) {
+  Begin(patience);
   peer_ = 1 - rank;
   TANDEM_ASSIGN_OR_RETURN(stream_, api_->StreamCreate());
   TANDEM_ASSIGN_OR_RETURN(end_, api_->EventCreate());
@@ -46,6 +47,7 @@ absl::Status NcclPair::Receive(std::span<std::byte* const> blocks, size_t size_b
 absl::Status NcclPair::Move(const char* doing, size_t num_blocks,
                             absl::FunctionRef<NcclResult(size_t)> add) {
   TANDEM_CHECK(num_blocks > 0 && num_blocks <= kGroup) << num_blocks << " blocks";
+  Begin(patience_);
   NcclResult added = api_->GroupStart();
   if (added != NcclResult::kSuccess) return Error(doing, added);
   const auto went_well = [&] {
@@ -68,7 +70,6 @@ absl::Status NcclPair::Move(const char* doing, size_t num_blocks,
 }
 
 absl::Status NcclPair::Settle(const char* doing, NcclResult result) {
-  began_ = std::chrono::steady_clock::now();
   while (result == NcclResult::kInProgress) {
     result = State();
     if (result != NcclResult::kInProgress) break;
@@ -89,10 +90,15 @@ absl::Status NcclPair::Error(const char* doing, NcclResult result) {
       "NCCL, %s: result %d: %s", doing, static_cast<int>(result), api_->GetLastError(comm_)));
 }
 
+void NcclPair::Begin(Patience limit) {
+  began_ = std::chrono::steady_clock::now();
+  limit_ = limit;
+}
+
 absl::Status NcclPair::CheckProgress(const char* doing) const {
-  if (std::chrono::steady_clock::now() - began_ < stall_) return absl::OkStatus();
+  if (std::chrono::steady_clock::now() - began_ < limit_) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrFormat("NCCL, %s: nothing has moved for %d ms", doing, stall_.count()));
+      absl::StrFormat("NCCL, %s: nothing has moved for %d ms", doing, limit_.count()));
 }
 
 }  // namespace tandem

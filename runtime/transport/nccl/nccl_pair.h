@@ -1,8 +1,8 @@
 // What one link has of NCCL: a communicator of two ranks, a stream, and operations on it, one after
 // the other, of which each moves a group of blocks.
 //
-// Calls are begun and then asked after, with a nap in between: nothing of NCCL is waited for that
-// could not be given up. One thread.
+// Calls are begun and then asked after, with a nap in between, so that what waits for the peer can
+// be given up; joining and aborting also wait for this GPU. One thread.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_PAIR_H_
 #define TANDEM_RUNTIME_TRANSPORT_NCCL_NCCL_PAIR_H_
@@ -23,19 +23,22 @@ class NcclPair {
  public:
   static constexpr size_t kGroup = 16;  // Blocks of an operation, at most.
 
-  // `nap` lasts a moment; false: nobody wants the rest. What does not move for as long as `stall`
-  // is given up. `api` outlives this.
-  NcclPair(NcclApi* api, std::chrono::milliseconds stall, std::function<bool()> nap)
-      : api_(api), stall_(stall), nap_(std::move(nap)) {}
+  using Patience = std::chrono::milliseconds;
+
+  // `nap` lasts a moment; false: nobody wants the rest. An operation that takes as long as
+  // `patience` is given up. `api` outlives this.
+  NcclPair(NcclApi* api, Patience patience, std::function<bool()> nap)
+      : api_(api), patience_(patience), nap_(std::move(nap)) {}
   // Once it has returned nothing of this reads or writes memory any more. Waits for the device, for
   // no peer.
   ~NcclPair();
   NcclPair(const NcclPair&) = delete;
   NcclPair& operator=(const NcclPair&) = delete;
 
-  // Once, before all others; returns when the peer has joined as the other of the ranks 0 and 1.
+  // Once, before all others; returns when the peer has joined as the other of the ranks 0 and 1,
+  // which may take as long as `patience`.
   // Unavailable, as from all of these, with NCCL's words; Cancelled if nobody wants it.
-  absl::Status Open(const NcclUniqueId& id, int rank);
+  absl::Status Open(const NcclUniqueId& id, int rank, Patience patience);
 
   // 1 to kGroup blocks of `size_bytes` each; returns when they have moved. The peer's next Receive,
   // of as many blocks as long, gets them.
@@ -50,17 +53,20 @@ class NcclPair {
                     absl::FunctionRef<NcclResult(size_t block)> add);
   NcclResult State();
   absl::Status Error(const char* doing, NcclResult result);
+  void Begin(Patience limit);
   // Unavailable if it lasts too long.
   absl::Status CheckProgress(const char* doing) const;
 
   NcclApi* const api_;
-  const std::chrono::milliseconds stall_;
+  const Patience patience_;
   const std::function<bool()> nap_;
   int peer_ = 0;
   NcclComm comm_ = nullptr;
   NcclStream stream_ = nullptr;
-  NcclStreamEvent end_ = nullptr;                // An operation's.
-  std::chrono::steady_clock::time_point began_;  // What is being done.
+  NcclStreamEvent end_ = nullptr;  // An operation's.
+  // What is being done: since when, and for how long at most.
+  std::chrono::steady_clock::time_point began_;
+  Patience limit_{};
 };
 
 }  // namespace tandem

@@ -29,8 +29,12 @@ constexpr int kSenderRank = 0;
 constexpr int kReceiverRank = 1;
 // While NCCL has something of a link's under way, which no event of the host's announces.
 constexpr auto kNap = std::chrono::microseconds(50);
-// What a GPU is kept free for a peer that may not even run, while others wait for it.
-constexpr auto kHoldFor = std::chrono::milliseconds(100);
+// Parts of NcclOptions::stall: whoever holds a GPU in vain has given it up, or is lost, long before
+// those who wait for it are.
+constexpr int kOperation = 4;   // 5 s: from the group's headers to the last of its blocks.
+constexpr int kAnswer = 10;     // 2 s: a peer's message, while this GPU is held.
+constexpr int kSecondGpu = 40;  // 0.5 s: this GPU, while the receiver's is held.
+constexpr int kFirstGpu = 200;  // 0.1 s: the receiver's GPU, while this one is held.
 // Each is a port of NCCL's on which somebody is awaited.
 constexpr size_t kSpareIds = 8;
 constexpr auto kIdPause = std::chrono::seconds(1);
@@ -48,8 +52,9 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
   // On the link's thread, until the link is closed or breaks.
   void Run() {
     {
-      NcclPair pair(transport_->api_, transport_->options_.stall, [this] { return Nap(); });
-      Close(Work(&pair));
+      NcclPair pair(transport_->api_, transport_->options_.stall / kOperation,
+                    [this] { return Nap(); });
+      Close(closed() ? absl::CancelledError("closed") : Work(&pair));
     }
     Release();
   }
@@ -62,8 +67,8 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
       dropped = OnClosed(why);
       changed_.SignalAll();
     }
-    transport_->gpu_.Wake();
-    transport_->slots_.Wake();
+    transport_->gpu_turns_.Wake();
+    transport_->slot_turns_.Wake();
     for (const uint64_t send_id : dropped) transport_->listener_->OnFrameSent(send_id, false);
     on_lost_->Call(why);
   }
@@ -76,28 +81,28 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
   // NCCL touches nothing of the link's any more.
   virtual void Release() { gpu_.reset(); }
 
-  // How long something may take that others have to do.
-  Turns::Time Patience() const { return Turns::Time::clock::now() + transport_->options_.stall; }
+  Turns::Time Until(int part_of_stall) const {
+    return Turns::Time::clock::now() + transport_->options_.stall / part_of_stall;
+  }
   // Waits for one. Cancelled: the link is closed; Unavailable: `until` is over.
   absl::Status AwaitChange(const char* doing, Turns::Time until) REQUIRES(mu_) {
     if (!closed_ && !changed_.WaitUntil(&mu_, until)) return TooLong(doing);
     return closed_ ? absl::CancelledError(doing) : absl::OkStatus();
   }
-  absl::StatusOr<Turns::Place> TakePlace(Turns* turns, const char* doing) EXCLUDES(mu_) {
-    std::optional<Turns::Place> place = turns->Take(Patience(), [this] { return !closed(); });
-    if (place.has_value()) return *std::move(place);
-    return closed() ? absl::CancelledError(doing) : TooLong(doing);
-  }
-  // The GPU is this link's, for one operation.
-  absl::Status TakeGpu() EXCLUDES(mu_) {
-    TANDEM_ASSIGN_OR_RETURN(Turns::Place place,
-                            TakePlace(&transport_->gpu_, "waiting for this GPU's other links"));
-    gpu_.emplace(std::move(place));
+  // The next turn of `turns`, put into `turn`.
+  absl::Status Take(Turns* turns, std::optional<Turns::Turn>* turn, const char* doing)
+      EXCLUDES(mu_) {
+    std::optional<Turns::Turn> taken = turns->Take(Until(1), [this] { return !closed(); });
+    if (!taken.has_value()) return closed() ? absl::CancelledError(doing) : TooLong(doing);
+    turn->emplace(*std::move(taken));
     return absl::OkStatus();
   }
-  absl::Status TooLong(const char* doing) const {
-    return absl::UnavailableError(absl::StrFormat("NCCL, %s: nothing has moved for %d ms", doing,
-                                                  transport_->options_.stall.count()));
+  // This GPU is the link's, for one operation.
+  absl::Status TakeGpu() EXCLUDES(mu_) {
+    return Take(&transport_->gpu_turns_, &gpu_, "waiting for this GPU's other links");
+  }
+  static absl::Status TooLong(const char* doing) {
+    return absl::UnavailableError(absl::StrFormat("NCCL, %s: it takes too long", doing));
   }
   bool closed() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -107,7 +112,7 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
   const Holders::Hold hold_;  // Goes last.
   NcclTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
-  std::optional<Turns::Place> gpu_;  // The link's thread's.
+  std::optional<Turns::Turn> gpu_;  // The link's thread's.
   Mutex mu_;
   CondVar changed_;
   bool closed_ GUARDED_BY(mu_) = false;
@@ -183,12 +188,15 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
 
  private:
   absl::Status Work(NcclPair* pair) override EXCLUDES(mu_) {
-    TANDEM_RETURN_IF_ERROR(pair->Open(id_, kSenderRank));
+    TANDEM_RETURN_IF_ERROR(pair->Open(id_, kSenderRank, transport_->options_.stall));
     // The first block goes alone, which connects the two: those behind it measure the link.
     size_t most = 1;
+    bool first = holds_first_;
     while (true) {
       TANDEM_RETURN_IF_ERROR(AwaitFrames());
-      TANDEM_RETURN_IF_ERROR(HoldBoth());
+      TANDEM_RETURN_IF_ERROR(HoldGpus(first));
+      // Whoever held the receiver's GPU in vain waits for this one without holding anything.
+      first = holds_first_ || !gpu_.has_value();
       TANDEM_ASSIGN_OR_RETURN(const std::vector<const std::byte*> blocks,
                               BeginGroup(gpu_.has_value() ? most : 0));
       if (!blocks.empty()) {
@@ -204,19 +212,23 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
     while (!closed_ && waiting_.empty()) changed_.Wait(&mu_);
     return closed_ ? absl::CancelledError("closed") : absl::OkStatus();
   }
-  // Both GPUs are free for one operation; or the receiver's alone is, which is to be told that
-  // nothing comes.
-  absl::Status HoldBoth() EXCLUDES(mu_) {
-    if (holds_first_) TANDEM_RETURN_IF_ERROR(TakeGpu());
+  // The receiver's GPU is free for one operation, and so is this one, if there is a gpu_: else the
+  // receiver has to be told that nothing comes. `first`: this one before the receiver's.
+  absl::Status HoldGpus(bool first) EXCLUDES(mu_) {
+    if (first) TANDEM_RETURN_IF_ERROR(TakeGpu());
     TANDEM_RETURN_IF_ERROR(Ask());
-    if (holds_first_) {
-      TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Turns::Time::clock::now() + kHoldFor));
+    if (first) {
+      TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Until(kFirstGpu)));
       if (ready) return absl::OkStatus();
       gpu_.reset();
     }
-    TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Patience()));
-    if (!ready) return TooLong("waiting for the receiver");
-    return holds_first_ ? absl::OkStatus() : TakeGpu();
+    TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Until(1)));
+    if (!ready) return TooLong("waiting for the receiver's other links");
+    // Before those who hold nothing yet.
+    std::optional<Turns::Turn> turn = transport_->gpu_turns_.Take(
+        Until(kSecondGpu), [this] { return !closed(); }, /*before_others=*/true);
+    if (turn.has_value()) gpu_.emplace(*std::move(turn));
+    return absl::OkStatus();
   }
   absl::Status Ask() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -250,9 +262,9 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
     WriteGroup(headers, stream_);
     return blocks;
   }
-  // And the stream is there.
+  // A stream is there, on which nothing is being written.
   absl::Status AwaitWritten() REQUIRES(mu_) {
-    const Turns::Time until = Patience();
+    const Turns::Time until = Until(kAnswer);
     while (writing_ && !closed_) {
       TANDEM_RETURN_IF_ERROR(AwaitChange("waiting for the stream of headers", until));
     }
@@ -321,7 +333,7 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
   void OnEnded(const absl::Status& why) override { Close(why); }
 
   // On the transport's thread for it: a group has arrived in `slots`.
-  void Land(std::span<const FrameHeader> group, const Turns::Place& slots) {
+  void Land(std::span<const FrameHeader> group, const Turns::Turn& slots) {
     for (size_t i = 0; i < group.size(); ++i) {
       const absl::Status landed = LandBlock(group[i], transport_->Slot(slots, i));
       if (!landed.ok()) return Close(landed);
@@ -330,14 +342,13 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
 
  private:
   absl::Status Work(NcclPair* pair) override EXCLUDES(mu_) {
-    TANDEM_RETURN_IF_ERROR(pair->Open(id_, kReceiverRank));
+    TANDEM_RETURN_IF_ERROR(pair->Open(id_, kReceiverRank, transport_->options_.stall));
     while (true) {
       TANDEM_RETURN_IF_ERROR(AwaitAsked());
-      TANDEM_ASSIGN_OR_RETURN(Turns::Place place,
-                              TakePlace(&transport_->slots_, "waiting for what has arrived"));
-      slots_.emplace(std::move(place));
+      TANDEM_RETURN_IF_ERROR(
+          Take(&transport_->slot_turns_, &slots_, "waiting for what has arrived"));
       TANDEM_RETURN_IF_ERROR(TakeGpu());
-      TANDEM_ASSIGN_OR_RETURN(std::vector<FrameHeader> group, TakeGroup());
+      TANDEM_ASSIGN_OR_RETURN(std::vector<FrameHeader> group, AwaitGroup());
       if (!group.empty()) {
         std::vector<std::byte*> slots;
         for (size_t i = 0; i < group.size(); ++i) slots.push_back(transport_->Slot(*slots_, i));
@@ -356,13 +367,13 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
     return closed_ ? absl::CancelledError("closed") : absl::OkStatus();
   }
   // Says that this GPU is held, and waits for what comes of it.
-  absl::StatusOr<std::vector<FrameHeader>> TakeGroup() EXCLUDES(mu_) {
+  absl::StatusOr<std::vector<FrameHeader>> AwaitGroup() EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
       ready_ = true;
     }
     stream_->Ready();
-    const Turns::Time until = Patience();
+    const Turns::Time until = Until(kAnswer);
     MutexLock lock(&mu_);
     while (!group_.has_value()) {
       TANDEM_RETURN_IF_ERROR(AwaitChange("waiting for the sender", until));
@@ -406,7 +417,7 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
   const NcclUniqueId id_;
   // The link's thread's.
   std::shared_ptr<DialledStream> stream_;
-  std::optional<Turns::Place> slots_;
+  std::optional<Turns::Turn> slots_;
 
   LinkProbe probe_ GUARDED_BY(mu_);
   // What the sender has said, and whether it was told that it may.

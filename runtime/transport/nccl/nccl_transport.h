@@ -8,8 +8,8 @@
 //
 // NCCL's operations are kernels that wait for their peer, and a GPU may run them one after another:
 // with more than one at a time two GPUs could wait for each other. So an operation begins once both
-// GPUs are free for it and nothing else. GPUs are held in the order of their precedence, which is
-// drawn, as locks are taken in one order:
+// GPUs are free for it and nothing else. GPUs are held in the order of their precedence, a drawn
+// number, the lower one first, as locks are taken in one order; and slots before their GPU:
 //
 //   sender                                        receiver
 //   holds its GPU, if it has precedence
@@ -23,9 +23,8 @@
 //                                                 for each block: FrameSink::Begin, copied into its
 //                                                 place, checksummed there; or dropped
 //
-// A sender that has precedence does not keep its GPU for a receiver that is long in answering
-// (kHoldFor): where it has given it up, or nothing waits any more, it answers Ready with a header
-// of no block.
+// Nobody keeps a GPU for long while a peer holds another, or does not answer: where the sender has
+// given its own up, or nothing waits any more, it answers Ready with a header of no block.
 //
 // NCCL writes to slots alone, never to a block of the pool. Each link that has a peer has a thread,
 // which makes all calls of NCCL for it; one more brings blocks to their places, and one makes
@@ -57,9 +56,11 @@
 namespace tandem {
 
 struct NcclOptions {
-  KvPool pool;                              // In a device's memory.
-  NcclApi* api = nullptr;                   // Outlives the transport.
-  std::chrono::milliseconds stall{20'000};  // A link on which nothing moves for as long is lost.
+  KvPool pool;             // In a device's memory.
+  NcclApi* api = nullptr;  // Outlives the transport.
+  // A link whose peer does not join, or that gets no turn, for as long is lost; one whose operation
+  // does not end, sooner.
+  std::chrono::milliseconds stall{20'000};
 };
 
 class NcclTransport final : public KvTransport {
@@ -114,14 +115,14 @@ class NcclTransport final : public KvTransport {
   struct Arrived {
     std::shared_ptr<ReceiveLink> link;
     std::vector<FrameHeader> group;
-    Turns::Place slots;
+    Turns::Turn slots;
   };
   // Its blocks come to their places.
   void Land(Arrived arrived) EXCLUDES(mu_);
   void LandAll() EXCLUDES(mu_);
 
   size_t block_bytes() const { return static_cast<size_t>(options_.pool.kv.block_bytes); }
-  std::byte* Slot(const Turns::Place& slots, size_t index) const {
+  std::byte* Slot(const Turns::Turn& slots, size_t index) const {
     return memory_ +
            (static_cast<size_t>(slots.number()) * NcclPair::kGroup + index) * block_bytes();
   }
@@ -138,8 +139,8 @@ class NcclTransport final : public KvTransport {
 
   Holders holders_;  // What threads and the carrier hold of ours.
   NamedLinks links_{&holders_};
-  Turns gpu_{1};
-  Turns slots_{kNumGroups};
+  Turns gpu_turns_{1};
+  Turns slot_turns_{kNumGroups};
 
   Mutex mu_;
   CondVar changed_;

@@ -1,5 +1,4 @@
-// Places that many want and few have at a time, given out in the order in which they were asked
-// for.
+// What many want and few have at a time, in the order in which they asked.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_NCCL_TURNS_H_
 #define TANDEM_RUNTIME_TRANSPORT_NCCL_TURNS_H_
@@ -20,34 +19,36 @@ class Turns {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // One of them, given back by its end.
-  class Place {
+  // Had until its end.
+  class Turn {
    public:
-    Place(Place&& other) noexcept
+    Turn(Turn&& other) noexcept
         : turns_(std::exchange(other.turns_, nullptr)), number_(other.number_) {}
-    Place& operator=(Place&&) = delete;
-    ~Place() {
+    Turn& operator=(Turn&&) = delete;
+    ~Turn() {
       if (turns_ != nullptr) turns_->GiveBack(number_);
     }
-    int number() const { return number_; }  // From 0 on.
+    // From 0 on; nobody else has the same at this time.
+    int number() const { return number_; }
 
    private:
     friend class Turns;
-    Place(Turns* turns, int number) : turns_(turns), number_(number) {}
+    Turn(Turns* turns, int number) : turns_(turns), number_(number) {}
 
     Turns* turns_;
     const int number_;
   };
 
-  explicit Turns(int num_places) {
-    for (int i = 0; i < num_places; ++i) free_.insert(i);
+  explicit Turns(int num_at_a_time) {
+    for (int i = 0; i < num_at_a_time; ++i) free_.insert(i);
   }
 
   // Nothing: nobody `wants` it any more, which is asked under the lock of this and after each
-  // Wake, or the time is over.
-  std::optional<Place> Take(Time until, absl::FunctionRef<bool()> wants) EXCLUDES(mu_) {
+  // Wake, or the time is over. `before_others`: of those who wait.
+  std::optional<Turn> Take(Time until, absl::FunctionRef<bool()> wants, bool before_others = false)
+      EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    const auto mine = queue_.emplace(queue_.end());
+    const auto mine = queue_.emplace(before_others ? queue_.begin() : queue_.end());
     bool in_time = true;
     while (wants() && in_time && (free_.empty() || queue_.begin() != mine)) {
       in_time = changed_.WaitUntil(&mu_, until);
@@ -56,7 +57,7 @@ class Turns {
     queue_.erase(mine);
     changed_.SignalAll();  // The next one is first.
     if (!has) return std::nullopt;
-    return Place(this, free_.extract(free_.begin()).value());
+    return Turn(this, free_.extract(free_.begin()).value());
   }
   // Somebody may want it no more.
   void Wake() EXCLUDES(mu_) {

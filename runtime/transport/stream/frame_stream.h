@@ -60,7 +60,7 @@ class FrameSource {
   virtual absl::Status Begin(const std::string& token) = 0;
   // Not `ok`: the stream is broken.
   virtual void OnWritten(bool ok) = 0;
-  // After Begin: the receiver says so, whatever it may mean here.
+  // After Begin: the receiver says that it is ready, whatever that means to the two transports.
   virtual void OnReady() = 0;
   // The receiver has left. Perhaps during Begin, or before it.
   virtual void OnPeerGone() = 0;
@@ -91,8 +91,8 @@ class FrameTarget {
 class DialledStream {
  public:
   virtual ~DialledStream() = default;
-  // Says so to the sender, if the stream has not ended. Not again before it has answered with a
-  // frame. Any thread.
+  // Tells the sender that the receiver is ready, if the stream has not ended. Not again before a
+  // frame has answered it. Any thread.
   virtual void Ready() = 0;
   // Ends it, soon: OnEnded follows still. Any thread.
   virtual void Cancel() = 0;

@@ -23,7 +23,7 @@ TEST(TurnsTest, PlacesAreHadByOneAtATime) {
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
       for (int time = 0; time < kTimes; ++time) {
-        const std::optional<Turns::Place> place = turns.Take(Soon(), Wants);
+        const std::optional<Turns::Turn> place = turns.Take(Soon(), Wants);
         ASSERT_TRUE(place.has_value());
         ASSERT_GE(place->number(), 0);
         ASSERT_LT(place->number(), kPlaces);
@@ -38,13 +38,14 @@ TEST(TurnsTest, PlacesAreHadByOneAtATime) {
 TEST(TurnsTest, WhoAskedFirstHasItFirst) {
   constexpr int kThreads = 8;
   Turns turns(1);
-  std::optional<Turns::Place> place = turns.Take(Soon(), Wants);
+  std::optional<Turns::Turn> place = turns.Take(Soon(), Wants);
   std::vector<int> order;  // Whoever has the place adds to it.
   std::vector<std::thread> threads;
+  std::atomic<bool> all_wait[kThreads] = {};
   for (int i = 0; i < kThreads; ++i) {
-    std::atomic<bool> waits{false};
+    std::atomic<bool>& waits = all_wait[i];
     threads.emplace_back([&turns, &order, &waits, i] {
-      const std::optional<Turns::Place> had = turns.Take(Soon(), [&] {
+      const std::optional<Turns::Turn> had = turns.Take(Soon(), [&] {
         waits.store(true);
         waits.notify_one();
         return true;
@@ -61,7 +62,7 @@ TEST(TurnsTest, WhoAskedFirstHasItFirst) {
 
 TEST(TurnsTest, WhoWantsItNoMoreIsInNobodysWay) {
   Turns turns(1);
-  std::optional<Turns::Place> place = turns.Take(Soon(), Wants);
+  std::optional<Turns::Turn> place = turns.Take(Soon(), Wants);
   EXPECT_FALSE(turns.Take(Turns::Time::clock::now(), Wants).has_value());  // Out of time.
   std::atomic<bool> wants{true}, waits{false};
   std::thread waiting([&] {
