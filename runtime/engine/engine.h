@@ -69,6 +69,7 @@ struct EngineOptions {
   }
 };
 
+// In a row: then the device is lost. services/worker holds copies and looks at memory to it, too.
 inline constexpr int32_t kMaxFailedSteps = 8;
 
 class Engine final : private DecodeHost, private PrefillHost {

@@ -28,18 +28,16 @@ class Holders {
   };
 
   // Returns once there are none, however long it takes: what they touch is there till then. Who
-  // cannot wait for it ends the process. A warning says what `transport` waits for.
+  // cannot wait for it ends the process. A warning, once, says that `transport` waits.
   void WaitForNone(std::string_view transport) EXCLUDES(mu_) {
     const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-    bool told = false;
     MutexLock lock(&mu_);
-    while (count_ > 0) {
-      changed_.WaitFor(&mu_, std::chrono::milliseconds(100));
-      if (told || count_ == 0 || std::chrono::steady_clock::now() < late) continue;
-      told = true;
-      LogWarning("what moves KV blocks has not let go of the pool yet, and is waited for",
-                 {{"transport", transport}, {"held", count_}});
+    while (count_ > 0 && changed_.WaitUntil(&mu_, late)) {
     }
+    if (count_ == 0) return;
+    LogWarning("what moves KV blocks has not let go of the pool yet, and is waited for",
+               {{"transport", transport}, {"held", count_}});
+    while (count_ > 0) changed_.Wait(&mu_);
   }
 
  private:

@@ -1,6 +1,6 @@
-// Methods with one message of the client's whose calls begin at their headers, so that OpenCalls
-// bounds them while they wait for it. On the wire they are the unary and server-streaming methods
-// that the .proto file declares: a method that streams both ways looks the same there.
+// Methods that begin with one message of the client's, whose calls begin at their headers, so that
+// OpenCalls bounds them while they wait for it. All are served as methods that stream both ways:
+// what the .proto file declares looks the same on the wire.
 
 #ifndef TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_
 #define TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_

@@ -41,8 +41,8 @@ struct EngineLoopParts {
   const Backend* backend = nullptr;
   int64_t measure_memory_us = 10'000'000;       // Tests have others.
   const class WatchedCopier* copier = nullptr;  // Null: the pool is the host's.
-  // Called once: the engine is broken, or its device is lost, as kMaxFailedSteps copies or looks at
-  // its memory that fail in a row say, too. Not empty. Engine thread.
+  // Called once: the engine is broken, or its device is lost: a copy or a look at its memory says
+  // so, or kMaxFailedSteps of one kind fail in a row. Not empty. Engine thread.
   std::function<void()> on_broken;
 };
 

@@ -19,8 +19,8 @@ namespace {
 // What NCCL takes of a GPU for a communicator of two ranks, as users of NCCL have measured it; we
 // have not.
 constexpr int64_t kNcclCommunicatorBytes = int64_t{37} << 20;
-// One for each link. More take of what is left beside KV.
-constexpr int64_t kPlannedCommunicators = 8;
+// Each has one. More take of what is left beside KV.
+constexpr int64_t kPlannedNcclLinks = 8;
 
 // What moves blocks of that kind of pool. Whether UCX reaches a device's is for it to say
 // (CheckUcxMemory).
@@ -47,9 +47,10 @@ absl::StatusOr<WorkerMemory> MeasureMemory(const std::string& transport, const B
     RemoveAbandonedPools();
     TANDEM_ASSIGN_OR_RETURN(memory.shared, ShmFolder::MeasureSpace());
   } else if (transport == "nccl") {
-    memory.transport_bytes = NcclTransport::DeviceBytes(block_bytes);
-    memory.transport_owner = "NCCL's slots";
-    memory.communicator_bytes = kPlannedCommunicators * kNcclCommunicatorBytes;
+    memory.transport_bytes =
+        NcclTransport::DeviceBytes(block_bytes) + kPlannedNcclLinks * kNcclCommunicatorBytes;
+    memory.transport_owner =
+        absl::StrFormat("NCCL's slots and communicators of %d links", kPlannedNcclLinks);
   } else if (on_device) {
     memory.pinned_bytes = StagingBuffers::PinnedBytes(block_bytes);
   }

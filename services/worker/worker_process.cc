@@ -31,10 +31,11 @@ constexpr int32_t kMaxWaitingAttempts = 1024;
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
 // The part of the time to drain that the end itself takes.
 constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
-// How long what has drained is waited for behind that: transports, and the device's memory.
+// How much longer transports and the device's memory are waited for once all is drained.
 constexpr auto kReleaseTime = std::chrono::seconds(3);
 
-// The exit status of a process that does not come to its end by itself.
+// With what status EndNoLaterThan ends the process: the first one to come may know less of it than
+// the last.
 std::atomic<int> late_status{kExitToBeReplaced};
 
 // Everything of one worker process, in the order of construction.
@@ -253,8 +254,7 @@ absl::Status WritePortFile(const std::string& path, int port) {
   return WriteSmallFile(path, absl::StrFormat("%d\n", port));
 }
 
-// Ends the process at `end` if it still runs then: it would wait for a device, or for what moves
-// blocks, and that does not answer.
+// Ends the process at `end` if it still runs then: a device, or what moves blocks, does not answer.
 void EndNoLaterThan(std::chrono::steady_clock::time_point end) {
   std::thread([end] {
     std::this_thread::sleep_until(end);

@@ -52,7 +52,6 @@ struct MemoryBill {
   int32_t step_tokens;
   int64_t transport_bytes = 0;
   std::string transport_owner;
-  int64_t communicator_bytes = 0;
   int64_t pinned_bytes = 0;  // The host's, beside a device's.
 
   int64_t share_bytes() const {
@@ -61,8 +60,7 @@ struct MemoryBill {
   }
   // For KV, of each worker.
   int64_t free_bytes() const {
-    return share_bytes() - limit_bytes - scratch_bytes - transport_bytes - communicator_bytes -
-           reserve_bytes;
+    return share_bytes() - limit_bytes - scratch_bytes - transport_bytes - reserve_bytes;
   }
   // The flag that takes most.
   const char* dearest_flag() const {
@@ -95,9 +93,6 @@ struct MemoryBill {
                           FormatByteSize(scratch_bytes));
     if (transport_bytes > 0) {
       absl::StrAppendFormat(&text, ", %s %s", transport_owner, FormatByteSize(transport_bytes));
-    }
-    if (communicator_bytes > 0) {
-      absl::StrAppendFormat(&text, ", NCCL's communicators %s", FormatByteSize(communicator_bytes));
     }
     absl::StrAppendFormat(&text, " and %s %s", reserve_owner, FormatByteSize(reserve_bytes));
     if (pinned_bytes > 0) {
@@ -156,7 +151,6 @@ absl::StatusOr<MemoryBill> DeviceBill(const SizeOptions& options, const ModelSiz
       .step_tokens = step_tokens,
       .transport_bytes = memory.transport_bytes,
       .transport_owner = memory.transport_owner,
-      .communicator_bytes = memory.communicator_bytes,
       .pinned_bytes = memory.pinned_bytes};
   const int64_t part_bytes = bill.machine_bytes / bill.num_workers;
   if (device.free_bytes + kDeviceContext >= part_bytes) return bill;

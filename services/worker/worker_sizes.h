@@ -66,11 +66,10 @@ int Niceness(const SizeOptions& options);
 struct WorkerMemory {
   std::optional<SharedMemory> shared;  // The pool lives there.
   std::optional<DeviceMemory> device;  // Weights, pool and what it computes with live there.
-  // For blocks on their way beside a device's pool: of the device, and what takes it; what NCCL
-  // itself takes of it for as many links; and pinned memory of the host.
+  // For blocks on their way beside a device's pool: of the device, and what takes it; and pinned
+  // memory of the host.
   int64_t transport_bytes = 0;
   std::string transport_owner;
-  int64_t communicator_bytes = 0;
   int64_t pinned_bytes = 0;
 };
 

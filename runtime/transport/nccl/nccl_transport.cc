@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/entropy.h"
-#include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_queue.h"
 #include "runtime/transport/frame_wire.h"
@@ -29,15 +28,13 @@ constexpr int kSenderRank = 0;
 constexpr int kReceiverRank = 1;
 // While NCCL has something of a link's under way, which no event of the host's announces.
 constexpr auto kNap = std::chrono::microseconds(50);
-// Parts of NcclOptions::stall: whoever holds a GPU in vain has given it up, or is lost, long before
-// those who wait for it are.
+// Waits last NcclOptions::stall divided by these: whoever holds a GPU in vain has given it up, or
+// is lost, long before those who wait for it are.
+constexpr int kTurn = 1;        // 20 s: a turn, and Ready behind the receiver's other links.
 constexpr int kOperation = 4;   // 5 s: from the group's headers to the last of its blocks.
 constexpr int kAnswer = 10;     // 2 s: a peer's message, while this GPU is held.
-constexpr int kSecondGpu = 40;  // 0.5 s: this GPU, while the receiver's is held.
-constexpr int kFirstGpu = 200;  // 0.1 s: the receiver's GPU, while this one is held.
-// Each is a port of NCCL's on which somebody is awaited.
-constexpr size_t kSpareIds = 8;
-constexpr auto kIdPause = std::chrono::seconds(1);
+constexpr int kSecondGpu = 20;  // 1 s: this GPU, while the receiver's is held.
+constexpr int kFirstGpu = 100;  // 0.2 s: the receiver's GPU, while this one is held.
 
 }  // namespace
 
@@ -84,25 +81,25 @@ class NcclTransport::Link : public std::enable_shared_from_this<Link> {
   Turns::Time Until(int part_of_stall) const {
     return Turns::Time::clock::now() + transport_->options_.stall / part_of_stall;
   }
-  // Waits for one. Cancelled: the link is closed; Unavailable: `until` is over.
+  // Waits for one until then, kAnswer away. Cancelled: the link is closed; Unavailable: too late.
   absl::Status AwaitChange(const char* doing, Turns::Time until) REQUIRES(mu_) {
-    if (!closed_ && !changed_.WaitUntil(&mu_, until)) return TooLong(doing);
+    if (!closed_ && !changed_.WaitUntil(&mu_, until)) return TooLong(doing, kAnswer);
     return closed_ ? absl::CancelledError(doing) : absl::OkStatus();
   }
   // The next turn of `turns`, put into `turn`.
   absl::Status Take(Turns* turns, std::optional<Turns::Turn>* turn, const char* doing)
       EXCLUDES(mu_) {
-    std::optional<Turns::Turn> taken = turns->Take(Until(1), [this] { return !closed(); });
-    if (!taken.has_value()) return closed() ? absl::CancelledError(doing) : TooLong(doing);
-    turn->emplace(*std::move(taken));
-    return absl::OkStatus();
+    *turn = turns->Take(Until(kTurn), [this] { return !closed(); });
+    if (turn->has_value()) return absl::OkStatus();
+    return closed() ? absl::CancelledError(doing) : TooLong(doing, kTurn);
   }
   // This GPU is the link's, for one operation.
   absl::Status TakeGpu() EXCLUDES(mu_) {
     return Take(&transport_->gpu_turns_, &gpu_, "waiting for this GPU's other links");
   }
-  static absl::Status TooLong(const char* doing) {
-    return absl::UnavailableError(absl::StrFormat("NCCL, %s: it takes too long", doing));
+  absl::Status TooLong(const char* doing, int part_of_stall) const {
+    return absl::UnavailableError(absl::StrFormat(
+        "%s: not within %d ms", doing, (transport_->options_.stall / part_of_stall).count()));
   }
   bool closed() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -178,7 +175,7 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
         return changed_.SignalAll();
       }
     }
-    Close(absl::InvalidArgumentError("the receiver says that it is ready, and nobody asked"));
+    SendingLink::OnReady();
   }
   void OnStreamGone() override EXCLUDES(mu_) {
     Close(absl::UnavailableError("the stream of KV headers ended"));
@@ -222,19 +219,15 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
       if (ready) return absl::OkStatus();
       gpu_.reset();
     }
-    TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Until(1)));
-    if (!ready) return TooLong("waiting for the receiver's other links");
-    // Before those who hold nothing yet.
-    std::optional<Turns::Turn> turn = transport_->gpu_turns_.Take(
-        Until(kSecondGpu), [this] { return !closed(); }, /*before_others=*/true);
-    if (turn.has_value()) gpu_.emplace(*std::move(turn));
+    TANDEM_ASSIGN_OR_RETURN(const bool ready, AwaitReady(Until(kTurn)));
+    if (!ready) return TooLong("waiting for the receiver's other links", kTurn);
+    gpu_ = transport_->gpu_turns_.Take(Until(kSecondGpu), [this] { return !closed(); });
     return absl::OkStatus();
   }
   absl::Status Ask() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    TANDEM_RETURN_IF_ERROR(AwaitWritten());
-    asked_ = writing_ = true;
-    WriteGroup({}, stream_);
+    TANDEM_RETURN_IF_ERROR(Write({}));
+    asked_ = true;
     return absl::OkStatus();
   }
   absl::StatusOr<bool> AwaitReady(Turns::Time until) EXCLUDES(mu_) {
@@ -248,7 +241,6 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
   // their blocks lie.
   absl::StatusOr<std::vector<const std::byte*>> BeginGroup(size_t most) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    TANDEM_RETURN_IF_ERROR(AwaitWritten());
     std::vector<const std::byte*> blocks;
     std::vector<FrameHeader> headers;
     while (blocks.size() < most && !waiting_.empty()) {
@@ -258,17 +250,19 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
       blocks.push_back(next.probe() ? transport_->zeros()
                                     : transport_->options_.pool.block(next.block));
     }
-    writing_ = true;
-    WriteGroup(headers, stream_);
+    TANDEM_RETURN_IF_ERROR(Write(headers));
     return blocks;
   }
-  // A stream is there, on which nothing is being written.
-  absl::Status AwaitWritten() REQUIRES(mu_) {
+  // Once nothing else is being written.
+  absl::Status Write(std::span<const FrameHeader> group) REQUIRES(mu_) {
     const Turns::Time until = Until(kAnswer);
-    while (writing_ && !closed_) {
+    // Closed: AwaitChange says so.
+    while (writing_ || closed_) {
       TANDEM_RETURN_IF_ERROR(AwaitChange("waiting for the stream of headers", until));
     }
-    return closed_ ? absl::CancelledError("closed") : absl::OkStatus();
+    writing_ = true;
+    WriteGroup(group, stream_);
+    return absl::OkStatus();
   }
   std::vector<uint64_t> OnClosed(const absl::Status& why) override REQUIRES(mu_) {
     if (stream_ != nullptr) stream_->End(why);
@@ -290,9 +284,8 @@ class NcclTransport::SendLink final : public Link, public SendingLink {
   FrameQueue waiting_ GUARDED_BY(mu_);
   FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
   bool writing_ GUARDED_BY(mu_) = false;
-  // Whether the receiver is ready.
-  bool asked_ GUARDED_BY(mu_) = false;
-  bool ready_ GUARDED_BY(mu_) = false;
+  bool asked_ GUARDED_BY(mu_) = false;  // Ready is owed.
+  bool ready_ GUARDED_BY(mu_) = false;  // It has come: the receiver's GPU is held for this link.
   std::deque<FrameQueue::Frame> under_way_;  // The link's thread's.
 };
 
@@ -353,8 +346,8 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
         std::vector<std::byte*> slots;
         for (size_t i = 0; i < group.size(); ++i) slots.push_back(transport_->Slot(*slots_, i));
         TANDEM_RETURN_IF_ERROR(pair->Receive(slots, transport_->block_bytes()));
-        transport_->Land({std::static_pointer_cast<ReceiveLink>(shared_from_this()),
-                          std::move(group), *std::move(slots_)});
+        transport_->LandLater({std::static_pointer_cast<ReceiveLink>(shared_from_this()),
+                               std::move(group), *std::move(slots_)});
       }
       slots_.reset();
       gpu_.reset();
@@ -420,9 +413,8 @@ class NcclTransport::ReceiveLink final : public Link, public FrameTarget {
   std::optional<Turns::Turn> slots_;
 
   LinkProbe probe_ GUARDED_BY(mu_);
-  // What the sender has said, and whether it was told that it may.
-  bool asked_ GUARDED_BY(mu_) = false;
-  bool ready_ GUARDED_BY(mu_) = false;
+  bool asked_ GUARDED_BY(mu_) = false;  // A Ready is owed.
+  bool ready_ GUARDED_BY(mu_) = false;  // It is said: a group is owed.
   std::optional<std::vector<FrameHeader>> group_ GUARDED_BY(mu_);
 };
 
@@ -482,7 +474,7 @@ absl::StatusOr<std::unique_ptr<NcclTransport>> NcclTransport::Create(
   }
   std::unique_ptr<NcclTransport> transport(
       new NcclTransport(options, std::move(carrier), receiver, listener));
-  for (size_t i = 0; i < kSpareIds; ++i) TANDEM_RETURN_IF_ERROR(transport->MakeId());
+  TANDEM_ASSIGN_OR_RETURN(transport->ids_, NcclIds::Create(options.api));
   TANDEM_ASSIGN_OR_RETURN(
       transport->memory_,
       options.api->Malloc(static_cast<size_t>(DeviceBytes(options.pool.kv.block_bytes))));
@@ -490,7 +482,6 @@ absl::StatusOr<std::unique_ptr<NcclTransport>> NcclTransport::Create(
   TANDEM_RETURN_IF_ERROR(
       options.pool.copier->Upload(transport->zeros(), zeros.data(), zeros.size()).status());
   transport->lander_ = std::thread([self = transport.get()] { self->LandAll(); });
-  transport->keeper_ = std::thread([self = transport.get()] { self->Keep(); });
   return transport;
 }
 
@@ -511,10 +502,8 @@ NcclTransport::~NcclTransport() {
   {
     MutexLock lock(&mu_);
     stopping_ = true;
-    changed_.SignalAll();
     landing_.SignalAll();
   }
-  if (keeper_.joinable()) keeper_.join();
   if (lander_.joinable()) lander_.join();
   MutexLock lock(&mu_);
   for (std::thread& thread : threads_) thread.join();
@@ -522,6 +511,7 @@ NcclTransport::~NcclTransport() {
 }
 
 void NcclTransport::Start(const std::shared_ptr<Link>& link) {
+  JoinEnded();
   try {
     MutexLock lock(&mu_);
     threads_.emplace_back([this, running = link]() mutable {
@@ -531,7 +521,6 @@ void NcclTransport::Start(const std::shared_ptr<Link>& link) {
         // Before the link lets go of the transport.
         MutexLock ending(&mu_);
         ended_.push_back(std::this_thread::get_id());
-        changed_.SignalAll();
       }
       running.reset();
     });
@@ -540,65 +529,20 @@ void NcclTransport::Start(const std::shared_ptr<Link>& link) {
   }
 }
 
-void NcclTransport::Keep() {
-  pthread_setname_np(pthread_self(), "kv-nccl-keeper");
-  bool stopping = false;
-  while (!stopping) {
-    std::list<std::thread> ended;
-    bool make_id = false;
-    {
-      MutexLock lock(&mu_);
-      ended = TakeEnded();
-      stopping = stopping_;
-      const bool wants_id = ids_.size() < kSpareIds;
-      make_id = wants_id && std::chrono::steady_clock::now() >= next_id_;
-      if (ended.empty() && !stopping && !make_id) {
-        if (wants_id) {
-          changed_.WaitUntil(&mu_, next_id_);
-        } else {
-          changed_.Wait(&mu_);
-        }
-      }
-    }
-    for (std::thread& thread : ended) thread.join();
-    if (!make_id) continue;
-    if (const absl::Status made = MakeId(); !made.ok()) {
-      LogWarning("no unique id for KV links", {{"why", made.ToString()}});
-      MutexLock lock(&mu_);
-      next_id_ = std::chrono::steady_clock::now() + kIdPause;
-    }
-  }
-}
-
-std::list<std::thread> NcclTransport::TakeEnded() {
+void NcclTransport::JoinEnded() {
   std::list<std::thread> ended;
-  for (const std::thread::id id : std::exchange(ended_, {})) {
-    const auto thread = std::find_if(threads_.begin(), threads_.end(),
-                                     [id](const std::thread& each) { return each.get_id() == id; });
-    ended.splice(ended.end(), threads_, thread);
-  }
-  return ended;
-}
-
-absl::Status NcclTransport::MakeId() {
-  NcclUniqueId id = {};
-  if (const NcclResult made = api_->GetUniqueId(&id); made != NcclResult::kSuccess) {
-    return absl::FailedPreconditionError(absl::StrFormat("NCCL makes no unique id: result %d: %s",
-                                                         static_cast<int>(made),
-                                                         api_->GetLastError(nullptr)));
-  }
-  MutexLock lock(&mu_);
-  for (const NcclUniqueId& other : ids_) {
-    // One that a file of NCCL's settings names would be everybody's.
-    if (std::memcmp(&other, &id, sizeof(id)) == 0) {
-      return absl::FailedPreconditionError("NCCL made one id twice: is NCCL_COMM_ID set?");
+  {
+    MutexLock lock(&mu_);
+    for (const std::thread::id id : std::exchange(ended_, {})) {
+      ended.splice(ended.end(), threads_,
+                   std::find_if(threads_.begin(), threads_.end(),
+                                [id](const std::thread& each) { return each.get_id() == id; }));
     }
   }
-  ids_.push_back(id);
-  return absl::OkStatus();
+  for (std::thread& thread : ended) thread.join();
 }
 
-void NcclTransport::Land(Arrived arrived) {
+void NcclTransport::LandLater(Arrived arrived) {
   MutexLock lock(&mu_);
   arrived_.push_back(std::move(arrived));
   landing_.SignalAll();
@@ -636,13 +580,7 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> NcclTransport::OpenOutbound(
   if (address.precedence == precedence_) {
     return absl::FailedPreconditionError("the peer says that it is this transport");
   }
-  {
-    MutexLock lock(&mu_);
-    if (ids_.empty()) return absl::UnavailableError("NCCL is behind in making unique ids");
-    address.id = ids_.back();
-    ids_.pop_back();
-    changed_.SignalAll();
-  }
+  TANDEM_ASSIGN_OR_RETURN(address.id, ids_->Take());
   const bool holds_first = precedence_ < std::exchange(address.precedence, precedence_);
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
   auto link = std::make_shared<SendLink>(this, *address.id, holds_first, once);

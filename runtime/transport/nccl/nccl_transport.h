@@ -23,8 +23,9 @@
 //                                                 for each block: FrameSink::Begin, copied into its
 //                                                 place, checksummed there; or dropped
 //
-// Nobody keeps a GPU for long while a peer holds another, or does not answer: where the sender has
-// given its own up, or nothing waits any more, it answers Ready with a header of no block.
+// Nobody keeps a GPU for long while a peer holds another, or does not answer: a sender gives its
+// own up and waits for Ready without it; and where it does not get it then, or nothing waits any
+// more, it answers Ready with a header of no block.
 //
 // NCCL writes to slots alone, never to a block of the pool. Each link that has a peer has a thread,
 // which makes all calls of NCCL for it; one more brings blocks to their places, and one makes
@@ -48,6 +49,7 @@
 #include "runtime/transport/holders.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/nccl_ids.h"
 #include "runtime/transport/nccl/nccl_pair.h"
 #include "runtime/transport/nccl/turns.h"
 #include "runtime/transport/stream/frame_stream.h"
@@ -58,8 +60,8 @@ namespace tandem {
 struct NcclOptions {
   KvPool pool;             // In a device's memory.
   NcclApi* api = nullptr;  // Outlives the transport.
-  // A link whose peer does not join, or that gets no turn, for as long is lost; one whose operation
-  // does not end, sooner.
+  // How long a peer may take to join, and a turn to come, before the link is lost. Other waits are
+  // parts of it (nccl_transport.cc).
   std::chrono::milliseconds stall{20'000};
 };
 
@@ -102,10 +104,8 @@ class NcclTransport final : public KvTransport {
 
   // Gives the link a thread, or closes it.
   void Start(const std::shared_ptr<Link>& link) EXCLUDES(mu_);
-  // Makes ids, and joins the threads of links that have ended.
-  void Keep() EXCLUDES(mu_);
-  std::list<std::thread> TakeEnded() REQUIRES(mu_);
-  absl::Status MakeId() EXCLUDES(mu_);
+  // The threads of links that have ended.
+  void JoinEnded() EXCLUDES(mu_);
 
   // What a receiving link has of the slots: those of one operation. While one arrives, another is
   // brought to its place.
@@ -117,8 +117,8 @@ class NcclTransport final : public KvTransport {
     std::vector<FrameHeader> group;
     Turns::Turn slots;
   };
-  // Its blocks come to their places.
-  void Land(Arrived arrived) EXCLUDES(mu_);
+  // Its blocks come to their places, on the lander's thread.
+  void LandLater(Arrived arrived) EXCLUDES(mu_);
   void LandAll() EXCLUDES(mu_);
 
   size_t block_bytes() const { return static_cast<size_t>(options_.pool.kv.block_bytes); }
@@ -134,6 +134,7 @@ class NcclTransport final : public KvTransport {
   NcclApi* const api_;
   Listener* const listener_;
   const FrameSink sink_;
+  std::unique_ptr<NcclIds> ids_;
   uint64_t precedence_ = 0;
   std::byte* memory_ = nullptr;  // The device's: slots, zeros, nowhere.
 
@@ -143,15 +144,11 @@ class NcclTransport final : public KvTransport {
   Turns slot_turns_{kNumGroups};
 
   Mutex mu_;
-  CondVar changed_;
   bool stopping_ GUARDED_BY(mu_) = false;
-  std::vector<NcclUniqueId> ids_ GUARDED_BY(mu_);                  // Told to nobody yet.
-  std::chrono::steady_clock::time_point next_id_ GUARDED_BY(mu_);  // Not before: the last failed.
   CondVar landing_;
   std::list<Arrived> arrived_ GUARDED_BY(mu_);
   std::list<std::thread> threads_ GUARDED_BY(mu_);  // One a link.
   std::vector<std::thread::id> ended_ GUARDED_BY(mu_);
-  std::thread keeper_;
   std::thread lander_;
   const std::unique_ptr<FrameCarrier> carrier_;
 };

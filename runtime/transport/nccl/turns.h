@@ -19,12 +19,16 @@ class Turns {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // Had until its end.
+  // One of them, while it lives.
   class Turn {
    public:
     Turn(Turn&& other) noexcept
         : turns_(std::exchange(other.turns_, nullptr)), number_(other.number_) {}
-    Turn& operator=(Turn&&) = delete;
+    Turn& operator=(Turn&& other) noexcept {
+      std::swap(turns_, other.turns_);
+      std::swap(number_, other.number_);
+      return *this;
+    }
     ~Turn() {
       if (turns_ != nullptr) turns_->GiveBack(number_);
     }
@@ -36,7 +40,7 @@ class Turns {
     Turn(Turns* turns, int number) : turns_(turns), number_(number) {}
 
     Turns* turns_;
-    const int number_;
+    int number_;
   };
 
   explicit Turns(int num_at_a_time) {
@@ -44,11 +48,10 @@ class Turns {
   }
 
   // Nothing: nobody `wants` it any more, which is asked under the lock of this and after each
-  // Wake, or the time is over. `before_others`: of those who wait.
-  std::optional<Turn> Take(Time until, absl::FunctionRef<bool()> wants, bool before_others = false)
-      EXCLUDES(mu_) {
+  // Wake, or the time is over.
+  std::optional<Turn> Take(Time until, absl::FunctionRef<bool()> wants) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    const auto mine = queue_.emplace(before_others ? queue_.begin() : queue_.end());
+    const auto mine = queue_.emplace(queue_.end());
     bool in_time = true;
     while (wants() && in_time && (free_.empty() || queue_.begin() != mine)) {
       in_time = changed_.WaitUntil(&mu_, until);

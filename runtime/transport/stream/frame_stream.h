@@ -1,6 +1,6 @@
-// What StreamTransport needs of an RPC system: streams of frames, each from a sender to the
-// receiver that dialled it. services/worker has them of gRPC (grpc_frame_carrier.h), tests of this
-// process.
+// What StreamTransport, and NcclTransport for its headers, need of an RPC system: streams of
+// frames, each from a sender to the receiver that dialled it. services/worker has them of gRPC
+// (grpc_frame_carrier.h), tests of this process.
 //
 //   receiver's process                                     sender's process
 //   FrameCarrier::Dial(target, token, to)      ────▶       FrameServer::Accept(stream)
@@ -28,7 +28,7 @@ namespace tandem {
 
 // ---- The sender's end ----
 
-// A block that a stream reads where it lies, until it destroys this: on any thread, perhaps within
+// Bytes that a stream reads where they lie, until it destroys this: on any thread, perhaps within
 // Write.
 class FramePayload {
  public:
@@ -60,7 +60,7 @@ class FrameSource {
   virtual absl::Status Begin(const std::string& token) = 0;
   // Not `ok`: the stream is broken.
   virtual void OnWritten(bool ok) = 0;
-  // After Begin: the receiver says that it is ready, whatever that means to the two transports.
+  // After Begin: the receiver says that it is ready (over NCCL: its GPU is held for an operation).
   virtual void OnReady() = 0;
   // The receiver has left. Perhaps during Begin, or before it.
   virtual void OnPeerGone() = 0;

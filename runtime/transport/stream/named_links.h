@@ -29,7 +29,10 @@ class SendingLink {
   // Its stream, until OnStreamGone. False if the link is closed.
   virtual bool Join(FrameStream* stream) = 0;
   virtual void OnWritten(bool ok) = 0;
-  virtual void OnReady() = 0;
+  // The receiver says that it is ready; a link that did not ask is lost.
+  virtual void OnReady() {
+    Close(absl::InvalidArgumentError("the receiver says that it is ready, and nobody asked"));
+  }
   virtual void OnStreamGone() = 0;
   // Any number of times; the first one says why.
   virtual void Close(const absl::Status& why) = 0;

@@ -38,9 +38,6 @@ class StreamTransport::SendLink final : public SendingLink,
   void Withdraw(uint64_t send_id) override EXCLUDES(mu_);
   bool Join(FrameStream* stream) override EXCLUDES(mu_);
   void OnWritten(bool ok) override EXCLUDES(mu_);
-  void OnReady() override {
-    Close(absl::InvalidArgumentError("the receiver says that it is ready, and nobody asked"));
-  }
   void OnStreamGone() override EXCLUDES(mu_);
   void Close(const absl::Status& why) override EXCLUDES(mu_);
   // Without the lock: payloads may be destroyed inside a write.

@@ -99,12 +99,11 @@ TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
   EXPECT_EQ(Plan()->memory.pinned_bytes, 0);
   EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 8 * block_bytes);
   EXPECT_EQ(plan_on_device()->memory.transport_bytes, 0);
-  EXPECT_EQ(plan_on_device()->memory.communicator_bytes, 0);
   options_.transport = "nccl";
   EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 0);
-  EXPECT_EQ(plan_on_device()->memory.transport_bytes, (2 * 16 + 2) * block_bytes);
-  EXPECT_EQ(plan_on_device()->memory.transport_owner, "NCCL's slots");
-  EXPECT_EQ(plan_on_device()->memory.communicator_bytes, (8 * 37) << 20);
+  EXPECT_EQ(plan_on_device()->memory.transport_bytes,
+            (2 * 16 + 2) * block_bytes + ((8 * 37) << 20));
+  EXPECT_EQ(plan_on_device()->memory.transport_owner, "NCCL's slots and communicators of 8 links");
   options_.gpu_share = 2;
   EXPECT_THAT(std::string(plan_on_device().status().message()),
               HasSubstr("2 workers share this one (--gpu-share)"));
@@ -113,7 +112,6 @@ TEST_F(WorkerPlanTest, WhatMovesBlocksIsWhatReachesThePool) {
   EXPECT_EQ(plan_on_device()->memory.pinned_bytes, 0);
   EXPECT_EQ(plan_on_device()->memory.transport_bytes, (2 + 8 * 2) * block_bytes);
   EXPECT_EQ(plan_on_device()->memory.transport_owner, "UCX's slots for 8 links");
-  EXPECT_EQ(plan_on_device()->memory.communicator_bytes, 0);
   EXPECT_FALSE(plan_on_device()->memory.shared.has_value());  // Nothing of it lies there.
   EXPECT_EQ(Plan()->memory.transport_bytes, 0);
 }

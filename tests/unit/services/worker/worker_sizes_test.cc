@@ -394,12 +394,11 @@ class DeviceSizesTest : public testing::Test {
                        .device = DeviceMemory{.total_bytes = 80 * kGiB, .free_bytes = free_bytes},
                        .transport_bytes = transport_bytes_,
                        .transport_owner = "slots",
-                       .communicator_bytes = communicator_bytes_,
                        .pinned_bytes = pinned_bytes_});
   }
 
   SizeOptions options_;
-  int64_t transport_bytes_ = 0, communicator_bytes_ = 0, pinned_bytes_ = 0;
+  int64_t transport_bytes_ = 0, pinned_bytes_ = 0;
 };
 
 TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
@@ -421,12 +420,11 @@ TEST_F(DeviceSizesTest, APoolIsAllThatUtilizationLeaves) {
 }
 
 TEST_F(DeviceSizesTest, WhatATransportTakesIsNamedAndNotKvs) {
-  transport_bytes_ = 73 << 20;
-  communicator_bytes_ = 296 << 20;
+  transport_bytes_ = 369 << 20;
   pinned_bytes_ = 8 << 20;
-  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, ((72 - 2) << 10) - 73 - 296);
+  EXPECT_EQ(Sizes(79 * kGiB)->kv.num_blocks, ((72 - 2) << 10) - 369);
   const char kBill[] =
-      "computing 512 tokens in a step 0 B, slots 73.00 MiB, NCCL's communicators 296.00 MiB and "
+      "computing 512 tokens in a step 0 B, slots 369.00 MiB and "
       "CUDA and its workspaces 1.00 GiB (and of the host's, pinned for blocks on their way, 8.00 "
       "MiB)";
   EXPECT_THAT(Sizes(79 * kGiB)->memory,
