@@ -84,21 +84,25 @@ def test_streams_survive_kills_on_both_sides_of_the_fence(tmp_path, hybrid, devi
     requests = mixed_requests(seed=42, count=10)
     want = [ask(hybrid, request) for request in requests]
     flags = UCX if transport == "ucx" else [f"--transport={transport}"]
-    workers = [worker(tmp_path, name, *flags) for name in (device, other)]
+    # Hybrid workers alone move no blocks.
+    roles = ("prefill", "decode") if device == "beyond-0" else ("hybrid", "hybrid")
+    workers = [worker(tmp_path, name, f"--role={role}", *flags) for name, role in zip((device, other), roles)]
     with workers[0], workers[1], Router(tmp_path, workers) as router:
-        router.wait_alive("hybrid", 2)
+        for role in roles:
+            router.wait_alive(role, roles.count(role))
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             load = Load(pool, router, requests, want)
             while router.total("tandem_stream_resumes_total") < RESUMES:
-                for victim in workers:
+                for victim, role in zip(workers, roles):
                     before = router.total("tandem_generated_tokens_total")
                     wait_until(lambda: load.go_on() or router.total("tandem_generated_tokens_total") > before + 300,
                                60, "300 more tokens are generated")
                     victim.kill()
                     victim.start()
-                    router.wait_alive("hybrid", 2)
+                    router.wait_alive(role, roles.count(role))
             load.end()
         router.wait_idle(30)
+        assert (router.total("tandem_kv_transfer_bytes_total") > 0) == ("hybrid" not in roles)
 
 
 def test_a_worker_says_which_gpu_it_has(tmp_path):

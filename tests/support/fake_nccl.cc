@@ -112,18 +112,21 @@ sockaddr_un AddressOf(const std::string& id, socklen_t* size) {
 
 class FakeNccl::Pair {
  public:
-  explicit Pair(int rank) : rank_(rank), wake_(eventfd(0, EFD_CLOEXEC)) {}
+  // `listening`: rank 0's socket, which is this one's from now on; rank 1 connects.
+  Pair(int rank, int listening)
+      : rank_(rank), listening_(listening), wake_(eventfd(0, EFD_CLOEXEC)) {}
   ~Pair() {
     if (socket_ >= 0) close(socket_);
+    if (listening_ >= 0) close(listening_);
     close(wake_);
   }
 
-  // On a thread of its own: `listening` is rank 0's, not owned; rank 1 connects.
-  void Join(int listening, const std::string& id, std::function<void()> wait_for_gpu) {
-    joining_ = std::thread([this, listening, id, wait_for_gpu] {
+  // On a thread of its own.
+  void Join(const std::string& id, std::function<void()> wait_for_gpu) {
+    joining_ = std::thread([this, id, wait_for_gpu] {
       if (rank_ == 0) {
-        if (!Ready(listening, POLLIN)) return;
-        socket_ = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (!Ready(listening_, POLLIN)) return;
+        socket_ = accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       } else {
         socklen_t size = 0;
         const sockaddr_un address = AddressOf(id, &size);
@@ -248,6 +251,7 @@ class FakeNccl::Pair {
   }
 
   const int rank_;
+  const int listening_;
   const int wake_;  // Readable once aborted.
   int socket_ = -1;
   std::thread joining_;
@@ -400,11 +404,12 @@ NcclResult FakeNccl::CommInitRank(NcclComm* comm, int num_ranks, const NcclUniqu
       const auto found = listening_.find(name);
       if (found == listening_.end()) return NcclResult::kInvalidArgument;
       listening = found->second;
+      listening_.erase(found);
     }
     ++num_comms_;
   }
-  *comm = new ncclComm{std::make_shared<Pair>(rank)};
-  if (!hangs) (*comm)->pair->Join(listening, name, [this] { gpu_->Wait(); });
+  *comm = new ncclComm{std::make_shared<Pair>(rank, listening)};
+  if (!hangs) (*comm)->pair->Join(name, [this] { gpu_->Wait(); });
   return NcclResult::kInProgress;
 }
 
