@@ -354,55 +354,60 @@ TEST(NcclTransportTest, ABlockThatStandsStillIsGivenUp) {
   }
 }
 
+// A sender whose link to `to` was closed with one block under way, of which NCCL does not let go;
+// its link to `other` then gets a block, with the number 103.
+struct HeldSender {
+  explicit HeldSender(int32_t sends, std::chrono::milliseconds stall = kPatience)
+      : num_sends(sends), from(sends, stall), to(sends), other(sends) {}
+
+  // All but the first of `num_sends` to `to` still wait when the link is closed.
+  void CloseWithOneUnderWay() {
+    const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, num_sends));
+    const Reservation others = other.receiver.Open(kJob, 0, Range(0, num_sends));
+    Link link = Connect(&from, &to);
+    second = Connect(&from, &other);
+    ASSERT_TRUE(to.recorder.WaitForProbe());
+    ASSERT_TRUE(other.recorder.WaitForProbe());
+    from.nccl.Hang(Call::kCommAbort);
+    to.nccl.Hang(Call::kRecv);
+    SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, num_sends);
+    begun = from.nccl.calls(Call::kSend);
+    link.outbound.reset();
+    ASSERT_TRUE(from.nccl.WaitForCalls(Call::kCommAbort, 1));
+    second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
+  }
+
+  const int32_t num_sends;
+  NcclSide from, to, other;
+  Link second;
+  int64_t begun = 0;  // Sends, before the link was closed.
+};
+
 // Until NCCL has let go of them. Meanwhile the GPU may still run what waits for a peer, and nobody
 // else begins anything there.
 TEST(NcclTransportTest, BlocksUnderWayDoNotCompleteBeforeTheirCommunicatorIsAborted) {
   constexpr int32_t kSends = 20;
-  NcclSide from(kSends), to(kSends), other(kSends);
-  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, kSends));
-  const Reservation others = other.receiver.Open(kJob, 0, Range(0, kSends));
-  Link link = Connect(&from, &to);
-  Link second = Connect(&from, &other);
-  ASSERT_TRUE(to.recorder.WaitForProbe());
-  ASSERT_TRUE(other.recorder.WaitForProbe());
-  from.nccl.Hang(Call::kCommAbort);
-  to.nccl.Hang(Call::kRecv);
-  SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, kSends);
-  const int64_t begun = from.nccl.calls(Call::kSend);
-  link.outbound.reset();
-  const size_t waited = kSends - 1;
-  ASSERT_TRUE(from.recorder.WaitForSent(waited));
-  ASSERT_TRUE(from.nccl.WaitForCalls(Call::kCommAbort, 1));
-  second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
-  EXPECT_EQ(from.recorder.sent().size(), waited);
-  EXPECT_EQ(from.nccl.calls(Call::kSend), begun);
-  from.nccl.Release();
-  ASSERT_TRUE(other.recorder.WaitForReceived(1));
-  ASSERT_TRUE(from.recorder.WaitForSent(kSends + 1));
-  for (const auto& [id, ok] : from.recorder.sent()) EXPECT_EQ(ok, id == 103) << id;
+  HeldSender held(kSends);
+  ASSERT_NO_FATAL_FAILURE(held.CloseWithOneUnderWay());
+  ASSERT_TRUE(held.from.recorder.WaitForSent(kSends - 1));
+  EXPECT_EQ(held.from.recorder.sent().size(), size_t{kSends - 1});
+  EXPECT_EQ(held.from.nccl.calls(Call::kSend), held.begun);
+  held.from.nccl.Release();
+  ASSERT_TRUE(held.other.recorder.WaitForReceived(1));
+  ASSERT_TRUE(held.from.recorder.WaitForSent(kSends + 1));
+  for (const auto& [id, ok] : held.from.recorder.sent()) EXPECT_EQ(ok, id == 103) << id;
 }
 
 // Whichever of the two has precedence.
 TEST(NcclTransportTest, AGpuThatNcclDoesNotLetGoOfIsNotWaitedForWithoutEnd) {
   bool seen[2] = {};
   while (!seen[0] || !seen[1]) {
-    NcclSide from(4, kShort), to(4), other(4);
-    if (std::exchange(seen[PrecedenceOf(from) < PrecedenceOf(other)], true)) continue;
-    const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 4));
-    const Reservation others = other.receiver.Open(kJob, 0, Range(0, 4));
-    Link link = Connect(&from, &to);
-    Link second = Connect(&from, &other);
-    ASSERT_TRUE(to.recorder.WaitForProbe());
-    ASSERT_TRUE(other.recorder.WaitForProbe());
-    from.nccl.Hang(Call::kCommAbort);
-    to.nccl.Hang(Call::kRecv);
-    SendWhileOneIsUnderWay(&from, link.outbound.get(), reservation, 1);
-    link.outbound.reset();
-    ASSERT_TRUE(from.nccl.WaitForCalls(Call::kCommAbort, 1));
-    second.outbound->Send(HeaderFor(from.transport->pool(), 3, others, 3), 3, 103);
-    ASSERT_TRUE(from.recorder.WaitForLoss());
-    EXPECT_TRUE(absl::IsUnavailable(from.recorder.lost()[0])) << from.recorder.lost()[0];
-    from.nccl.Release();
+    HeldSender held(4, kShort);
+    if (std::exchange(seen[PrecedenceOf(held.from) < PrecedenceOf(held.other)], true)) continue;
+    ASSERT_NO_FATAL_FAILURE(held.CloseWithOneUnderWay());
+    ASSERT_TRUE(held.from.recorder.WaitForLoss());
+    EXPECT_TRUE(absl::IsUnavailable(held.from.recorder.lost()[0]));
+    held.from.nccl.Release();
   }
 }
 
